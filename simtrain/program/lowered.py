@@ -1,0 +1,160 @@
+"""The lowered list: what the engine runs.
+
+Every simulated rank has streams (compute, gradient reduction, parameter gather, one per point-to-point channel). A *task*
+runs on one stream, after its predecessor on that stream and after its ``deps``. A task with a ``slot`` is one party of a
+joint activity (a collective or a message): it starts when all parties are ready and ends for all at once. The n-th task of
+a slot meets the n-th task of the same group's slot on the other parties, and one slot is used from one stream alone.
+
+Ranks that run the same tasks share one list; only their slot -> group table differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class PieceKind(StrEnum):
+    """What a piece does. The first five are compute, the rest communicate or update."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    SEND = "send"
+    RECV = "recv"
+
+
+class Part(StrEnum):
+    """Which part of the model a piece belongs to."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    """Norm, QKV projection, attention core, output projection, dropout, residual."""
+    CORE = "core"
+    """The attention core alone: scores, softmax, dropout, weighted sum (what selective recomputation repeats)."""
+    CROSS_ATTENTION = "cross_attention"
+    MLP = "mlp"
+    """Norm, up (and gate) projection, activation, down projection, dropout, residual."""
+    HEAD = "head"
+    """Final norm, vocabulary projection, loss."""
+    BOUNDARY = "boundary"
+    """The activation (or its gradient) between two stages."""
+    GRADIENT = "gradient"
+    """Parameter gradients (``elements`` of them a tensor rank)."""
+    PARAMETER = "parameter"
+    """Parameters (``elements`` of them a tensor rank)."""
+    NORM = "norm"
+    """The scalar of gradient clipping."""
+
+
+class Piece(NamedTuple):
+    """Smallest priced piece of work: a sub-layer's compute, or one collective."""
+
+    kind: PieceKind
+    part: Part
+    layer: int = -1
+    """Block number in the model; -1 where none applies."""
+    axis: str = ""
+    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
+    elements: float = 0.0
+    """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
+
+
+class Work(NamedTuple):
+    """What one task does: a run of pieces executed back to back (one piece where unmerged)."""
+
+    pieces: tuple[Piece, ...]
+    stage: int
+    name: str
+    """What a reader sees: ``F``, ``B``, ``block 3 forward``, ``reduce bucket 2``."""
+
+
+class Stream(StrEnum):
+    """Classes of streams; a rank may have several of SEND and RECV, one per channel."""
+
+    COMPUTE = "compute"
+    GATHER = "gather"
+    REDUCE = "reduce"
+    SEND = "send"
+    RECV = "recv"
+
+
+class Task(NamedTuple):
+    """One entry of a lowered list."""
+
+    stream: int
+    """Index into ``TaskList.streams``."""
+    work: int
+    """Index into ``Lowered.works``; all parties of a joint activity have works of equal duration."""
+    microbatch: int
+    """-1 where none applies (gathers, reductions, optimizer)."""
+    deps: tuple[int, ...] = ()
+    """Indices of earlier tasks in the same list."""
+    slot: int = -1
+    """Local group slot; -1 = alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskList:
+    """Tasks in issue order, shared by all ranks that run them."""
+
+    tasks: tuple[Task, ...]
+    streams: tuple[Stream, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group, or a class of identical ones when folded."""
+
+    axis: str
+    """tp, cp, dp, pp (a channel), embedding, model."""
+    parties: tuple[int, ...]
+    """Simulated ranks that take part, each once."""
+    size: int
+    """Real ranks in one process group."""
+    machines: int
+    """Machines that one process group spans."""
+    members_per_machine: int
+    """Largest number of its ranks on one machine."""
+    loads: tuple[tuple[int, float], ...] = ()
+    """(network resource, how many real groups like this one use it at once): the multiplicity on shared links."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimRank:
+    """A simulated rank; when folded it stands for ``multiplicity`` identical ones."""
+
+    rank: int
+    """Global rank of the representative."""
+    multiplicity: int
+    coordinate: tuple[tuple[str, int], ...]
+    tasks: int
+    """Index into ``Lowered.lists``."""
+    groups: tuple[int, ...]
+    """slot -> index into ``Lowered.groups``."""
+    slowdown: float = 1.0
+    """Factor on compute durations (jitter: the largest draw among the ranks it stands for)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A whole job, ready to price and run."""
+
+    works: tuple[Work, ...]
+    lists: tuple[TaskList, ...]
+    ranks: tuple[SimRank, ...]
+    groups: tuple[Group, ...]
+    resources: tuple[str, ...] = ()
+    """Names of the shared network resources (NIC pools of machines); capacity 1 each."""
+
+    @property
+    def task_count(self) -> int:
+        """Tasks over all simulated ranks."""
+        return sum(len(self.lists[rank.tasks].tasks) for rank in self.ranks)

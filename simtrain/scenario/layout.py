@@ -1,0 +1,54 @@
+"""Rank <-> coordinate: how the ranks of a job form process groups.
+
+The default order is Megatron's: tensor innermost, then context, data, pipeline outermost, so that consecutive ranks share
+a machine and the chattiest group stays on the fastest links (Narayanan et al., SC21, section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+AXES = ("tp", "cp", "dp", "pp")
+"""Mesh axes from innermost to outermost. Expert parallelism is carved out of dp (and cp), not an axis of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Degrees of parallelism and their order."""
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    order: tuple[str, ...] = AXES
+    """Innermost first; a permutation of ``AXES``."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    def degree(self, axis: str) -> int:
+        """Size of one axis."""
+        return int(getattr(self, axis))
+
+    def stride(self, axis: str) -> int:
+        """Distance in ranks between neighbours on ``axis``."""
+        return prod(self.degree(inner) for inner in self.order[: self.order.index(axis)])
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Mesh coordinate of a rank."""
+        return {axis: rank // self.stride(axis) % self.degree(axis) for axis in self.order}
+
+    def rank(self, coordinate: Mapping[str, int]) -> int:
+        """Rank at a mesh coordinate; axes left out count as 0."""
+        return sum(self.stride(axis) * at for axis, at in coordinate.items())
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Ranks of the process group along ``axis`` that contains ``rank``, in axis order."""
+        stride, size = self.stride(axis), self.degree(axis)
+        base = rank - rank // stride % size * stride
+        return tuple(range(base, base + stride * size, stride))

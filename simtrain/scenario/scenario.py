@@ -1,0 +1,174 @@
+"""Everything a run depends on, resolved: no ``auto``, no row names, only SI floats. Equal scenarios give equal traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+from simtrain.scenario.hardware import Cluster, Precision
+from simtrain.scenario.layout import Layout
+from simtrain.scenario.model import Model
+
+
+class Recompute(StrEnum):
+    """Activation recomputation in the backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """The attention core alone (Korthikanti 2022)."""
+    FULL = "full"
+    """Every block keeps its input alone."""
+    BLOCKS = "blocks"
+    """The first n blocks of each stage recompute in full, the others not (Megatron ``block`` method)."""
+    EVERY = "every"
+    """One checkpoint every k blocks (Megatron ``uniform`` method; k = sqrt(N) gives Chen 2016)."""
+
+
+class Zero(IntEnum):
+    """ZeRO stage (Rajbhandari 2020): what is sharded over data-parallel ranks."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+class Attention(StrEnum):
+    """Attention kernel generation."""
+
+    UNFUSED = "unfused"
+    FLASH2 = "flash2"
+    FLASH3 = "flash3"
+    CUDNN = "cudnn"
+    XLA = "xla"
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """An optimizer row (``hardware_specs/optimizers.yaml``)."""
+
+    name: str
+    state_bytes: float
+    """Bytes of state a parameter, without the fp32 master copy."""
+    master_bytes: float
+    """Bytes of fp32 master weight a parameter in mixed precision (0 where the row keeps none)."""
+    read_write_bytes: float
+    """HBM bytes moved a parameter in one step of the optimizer, mixed precision, gradients and weights included."""
+    launches: float
+    """Kernel launches a step for each parameter tensor (0.0 = fused multi-tensor, negligible)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What a software stack does (``hardware_specs/stacks.yaml``): choices that its code or documents show, each with source."""
+
+    name: str
+    fused_softmax: bool
+    """Scale, mask and softmax of unfused attention in one kernel."""
+    fused_elementwise: bool
+    """Bias+GeLU and bias+dropout+residual each in one kernel."""
+    fused_norm: bool
+    """Layer norm or RMS norm in one kernel."""
+    compiled: bool
+    """Element-wise chains fused by a compiler (XLA, torch.compile)."""
+    attention: Attention
+    """Default kernel."""
+    overlap_grad_reduce: bool
+    """Gradient reduction overlaps the last backward, in buckets."""
+    overlap_param_gather: bool
+    """ZeRO-1/2 parameter gathers overlap the next forward."""
+    overlap_p2p: bool
+    """Pipeline sends run beside compute (interleaved schedules); otherwise they block the stream."""
+    scatter_gather_p2p: bool
+    """Each tensor rank sends 1/tp of a boundary activation and the receivers gather it (SC21, section 4.1)."""
+    grad_bytes: float
+    """Bytes of the gradient kept a parameter in mixed precision (2 or 4)."""
+    reduce_bytes: float
+    """Bytes a gradient element on the wire."""
+    fp32_shards: bool
+    """Parameters are kept as fp32 shards with low-precision gathered copies (FSDP), instead of low-precision weights plus fp32 master."""
+    bucket_bytes: float
+    """Gradient bucket, byte."""
+    host_seconds_per_op: float
+    """Host time a launched kernel, s; 0 where the host never limits (compiled whole-graph)."""
+    tp_grad_full_recompute: bool = True
+    """Full recomputation repeats the forward's tensor-parallel collectives (Megatron)."""
+    runtime_bytes: float = 0.0
+    """Context, libraries and communicator buffers a device, byte."""
+    reserve_fraction: float = 0.0
+    """Allocator reserve over the allocated peak."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the job trains. Batch sizes in sequences."""
+
+    global_batch: int
+    micro_batch: int
+    seq_len: int
+    precision: Precision
+    optimizer: Optimizer
+    recompute: Recompute
+    attention: Attention
+    recompute_layers: int = 0
+    """k of ``EVERY``, n of ``BLOCKS``."""
+    sync_every_microbatch: bool = False
+    """Gradients reduce after every microbatch (accumulation without no-sync)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How the job is split."""
+
+    layout: Layout
+    zero: Zero
+    sequence_parallel: bool
+    schedule: str
+    """Key of ``program.schedules.SCHEDULES``."""
+    virtual_stages: int
+    """Model chunks a pipeline rank (1 = not interleaved)."""
+    stage_layers: tuple[int, ...]
+    """Blocks of each of the pp x virtual_stages stages, in model order."""
+    overlap: bool
+    """Communication may overlap compute at all; false serialises every collective."""
+    reshard_after_forward: bool = True
+    """ZeRO-3: free gathered parameters after forward and gather again in backward."""
+    prefetch: int = 1
+    """ZeRO-3: units gathered ahead of compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One training step of one job on one cluster."""
+
+    name: str
+    seed: int
+    cluster: Cluster
+    model: Model
+    training: Training
+    parallelism: Parallelism
+    stack: Stack
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Published result of this very run: ``step_time`` s, ``tokens_per_s``, ``mfu``, ``peak_memory`` byte, ``source``."""
+    document: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The file's keys with all defaults filled in: what ``scenario.resolved.yaml`` holds."""
+    defaults: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that the file left out and a documented default filled."""
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches a data-parallel replica and step."""
+        return self.training.global_batch // (self.training.micro_batch * self.parallelism.layout.dp)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages: pp x virtual_stages."""
+        return len(self.parallelism.stage_layers)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a step."""
+        return self.training.global_batch * self.training.seq_len
