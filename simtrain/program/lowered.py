@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from simtrain.scenario.model import Part
+
 
 class PieceKind(StrEnum):
     """What a piece does. The first five are compute, the rest communicate or update."""
@@ -29,29 +31,6 @@ class PieceKind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     SEND = "send"
     RECV = "recv"
-
-
-class Part(StrEnum):
-    """Which part of the model a piece belongs to."""
-
-    EMBEDDING = "embedding"
-    ATTENTION = "attention"
-    """Norm, QKV projection, attention core, output projection, dropout, residual."""
-    CORE = "core"
-    """The attention core alone: scores, softmax, dropout, weighted sum (what selective recomputation repeats)."""
-    CROSS_ATTENTION = "cross_attention"
-    MLP = "mlp"
-    """Norm, up (and gate) projection, activation, down projection, dropout, residual."""
-    HEAD = "head"
-    """Final norm, vocabulary projection, loss."""
-    BOUNDARY = "boundary"
-    """The activation (or its gradient) between two stages."""
-    GRADIENT = "gradient"
-    """Parameter gradients (``elements`` of them a tensor rank)."""
-    PARAMETER = "parameter"
-    """Parameters (``elements`` of them a tensor rank)."""
-    NORM = "norm"
-    """The scalar of gradient clipping."""
 
 
 class Piece(NamedTuple):

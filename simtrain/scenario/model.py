@@ -31,6 +31,29 @@ class BlockKind(StrEnum):
     """Causal self-attention, cross-attention to the encoder, MLP (T5 decoder)."""
 
 
+class Part(StrEnum):
+    """Which part of the model a piece belongs to."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    """Norm, QKV projection, attention core, output projection, dropout, residual."""
+    CORE = "core"
+    """The attention core alone: scores, softmax, dropout, weighted sum (what selective recomputation repeats)."""
+    CROSS_ATTENTION = "cross_attention"
+    MLP = "mlp"
+    """Norm, up (and gate) projection, activation, down projection, dropout, residual."""
+    HEAD = "head"
+    """Final norm, vocabulary projection, loss."""
+    BOUNDARY = "boundary"
+    """The activation (or its gradient) between two stages."""
+    GRADIENT = "gradient"
+    """Parameter gradients (``elements`` of them a tensor rank)."""
+    PARAMETER = "parameter"
+    """Parameters (``elements`` of them a tensor rank)."""
+    NORM = "norm"
+    """The scalar of gradient clipping."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A transformer. Sizes are counts of elements."""
@@ -82,10 +105,10 @@ class Model:
         step = self.vocab_multiple * tp
         return -(-self.vocab // step) * step
 
-    def part_parameters(self, part: str, layer: int, tp: int) -> float:
+    def part_parameters(self, part: Part, layer: int, tp: int) -> float:
         """Parameters that one tensor rank holds of one part.
 
-        ``part`` is a value of ``program.lowered.Part``: embedding, attention, cross_attention, mlp, head. Matrices are divided
+        ``part`` is EMBEDDING, ATTENTION, CROSS_ATTENTION, MLP or HEAD. Matrices are divided
         by ``tp``; norms and the biases of row-parallel layers are replicated; the vocabulary is padded.
         """
         raise NotImplementedError

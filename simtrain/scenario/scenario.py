@@ -172,3 +172,23 @@ class Scenario:
     def tokens(self) -> int:
         """Tokens a step."""
         return self.training.global_batch * self.training.seq_len
+
+    def stage_range(self, stage: int) -> range:
+        """Blocks of one pipeline stage."""
+        first = sum(self.parallelism.stage_layers[:stage])
+        return range(first, first + self.parallelism.stage_layers[stage])
+
+    def recompute_groups(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """Runs of blocks of a stage that share one checkpoint and are recomputed together, in model order.
+
+        Blocks that appear in no run keep all their activations (or, with selective recomputation, all but the core's).
+        """
+        blocks, mode = self.stage_range(stage), self.training.recompute
+        if mode is Recompute.FULL:
+            return tuple((block,) for block in blocks)
+        if mode is Recompute.BLOCKS:
+            return tuple((block,) for block in blocks[: self.training.recompute_layers])
+        if mode is Recompute.EVERY:
+            step = max(1, self.training.recompute_layers)
+            return tuple(tuple(blocks[i : i + step]) for i in range(0, len(blocks), step))
+        return ()
