@@ -33,6 +33,17 @@ class PieceKind(StrEnum):
     RECV = "recv"
 
 
+class Span(NamedTuple):
+    """How one process group lies on the machines."""
+
+    size: int
+    """Ranks in the group."""
+    machines: int
+    """Machines that it spans."""
+    members: int
+    """Largest number of its ranks on one machine."""
+
+
 class Piece(NamedTuple):
     """Smallest priced piece of work: a sub-layer's compute, or one collective."""
 
@@ -44,6 +55,14 @@ class Piece(NamedTuple):
     """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
+    span: Span | None = None
+    """How the process group of a collective or message lies on the machines."""
+    backward: bool = False
+    """A collective of the backward pass, or a message that carries a gradient.
+
+    Tensor-parallel collectives carry a whole boundary activation (s b h); the forward ALL_REDUCE of HEAD alone is small: the
+    maximum, the target logit and the sum of the vocabulary-parallel loss.
+    """
 
 
 class Work(NamedTuple):

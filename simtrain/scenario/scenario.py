@@ -9,7 +9,7 @@ from typing import Any
 
 from simtrain.scenario.hardware import Cluster, Precision
 from simtrain.scenario.layout import Layout
-from simtrain.scenario.model import Model
+from simtrain.scenario.model import BlockKind, Model, Part
 
 
 class Recompute(StrEnum):
@@ -192,3 +192,33 @@ class Scenario:
             step = max(1, self.training.recompute_layers)
             return tuple(tuple(blocks[i : i + step]) for i in range(0, len(blocks), step))
         return ()
+
+    def parts(self, stage: int) -> tuple[tuple[Part, int], ...]:
+        """Parts of one pipeline stage in forward order, each with its block number (-1 for embedding and head)."""
+        found: list[tuple[Part, int]] = [(Part.EMBEDDING, -1)] if stage == 0 else []
+        for layer in self.stage_range(stage):
+            found.append((Part.ATTENTION, layer))
+            if self.model.block_kind(layer) is BlockKind.CROSS:
+                found.append((Part.CROSS_ATTENTION, layer))
+            found.append((Part.MLP, layer))
+        if stage == self.stages - 1:
+            found.append((Part.HEAD, -1))
+        return tuple(found)
+
+    def part_parameters(self, part: Part, layer: int) -> float:
+        """Parameters of a part on one tensor rank; the head of a tied model holds a copy where pipelining separates it."""
+        tp = self.parallelism.layout.tp
+        count = self.model.part_parameters(part, layer, tp)
+        if part is Part.HEAD and self.has_tied_copy:
+            count += self.model.padded_vocab(tp) / tp * self.model.hidden
+        return count
+
+    @property
+    def has_tied_copy(self) -> bool:
+        """Tied embeddings live twice: on the first and on the last pipeline rank, kept equal by an all-reduce."""
+        return self.model.tied_embeddings and self.parallelism.layout.pp > 1
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters and reduce gradients together: data times context parallel."""
+        return self.parallelism.layout.dp * self.parallelism.layout.cp
