@@ -1,4 +1,4 @@
-"""The price tag of a work: its uncontended duration, where that time goes, what it uses meanwhile, what memory it moves."""
+"""The price tag of a work: its uncontended duration, where that time goes, what it uses and what memory it moves."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The lowered list: what the engine runs.
 
-Every simulated rank has streams (compute, gradient reduction, parameter gather, one per point-to-point channel). A *task*
-runs on one stream, after its predecessor on that stream and after its ``deps``. A task with a ``slot`` is one party of a
-joint activity (a collective or a message): it starts when all parties are ready and ends for all at once. The n-th task of
-a slot meets the n-th task of the same group's slot on the other parties, and one slot is used from one stream alone.
+Every simulated rank has streams (compute, gradient reduction, parameter gather, one per point-to-point channel). A
+*task* runs on one stream, after its predecessor on that stream and after its ``deps``. A task with a ``slot`` is one
+party of a joint activity (a collective or a message): it starts when all parties are ready and ends for all at once.
+The n-th task of a slot meets the n-th task of the same group's slot on the other parties, and one slot is used from
+one stream alone.
 
 Ranks that run the same tasks share one list; only their slot -> group table differs.
 """
@@ -60,8 +61,8 @@ class Piece(NamedTuple):
     backward: bool = False
     """A collective of the backward pass, or a message that carries a gradient.
 
-    Tensor-parallel collectives carry a whole boundary activation (s b h); the forward ALL_REDUCE of HEAD alone is small: the
-    maximum, the target logit and the sum of the vocabulary-parallel loss.
+    Tensor-parallel collectives carry a whole boundary activation (s b h); the forward ALL_REDUCE of HEAD alone is
+    small: the maximum, the target logit and the sum of the vocabulary-parallel loss.
     """
 
 

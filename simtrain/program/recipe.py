@@ -1,8 +1,8 @@
 """What a forward and a backward pass of one stage consist of: pieces in execution order.
 
-Tensor-parallel collectives stand where Megatron has them: one all-reduce behind each sub-layer in forward (g) and backward
-(f), or an all-gather before and a reduce-scatter behind it with sequence parallelism (Shoeybi 2019, Fig. 4; Korthikanti 2022,
-Fig. 5). Recomputation repeats forward pieces before the backward that needs them.
+Tensor-parallel collectives stand where Megatron has them: one all-reduce behind each sub-layer in forward (g) and
+backward (f), or an all-gather before and a reduce-scatter behind it with sequence parallelism (Shoeybi 2019, Fig. 4;
+Korthikanti 2022, Fig. 5). Recomputation repeats forward pieces before the backward that needs them.
 """
 
 from __future__ import annotations

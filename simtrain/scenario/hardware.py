@@ -54,12 +54,12 @@ class AttentionPoint:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Measured or fitted figures of one accelerator (``hardware_specs/efficiencies/<name>.yaml``), never datasheet ones."""
+    """Measured or fitted figures of one accelerator (``efficiencies/<name>.yaml``), never datasheet ones."""
 
     gemm: tuple[GemmPoint, ...] = ()
     attention: tuple[AttentionPoint, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
-    """Named constants, dimensionless or SI, each with its origin in the file; ``cost.compute`` names the ones it reads."""
+    """Named constants, dimensionless or SI, each with its origin in the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Everything a run depends on, resolved: no ``auto``, no row names, only SI floats. Equal scenarios give equal traces."""
+"""Everything a run depends on, resolved to SI floats. Equal scenarios give equal traces."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What a software stack does (``hardware_specs/stacks.yaml``): choices that its code or documents show, each with source."""
+    """What a software stack does (``stacks.yaml``): choices that its code or documents show, each with source."""
 
     name: str
     fused_softmax: bool
@@ -88,7 +88,7 @@ class Stack:
     reduce_bytes: float
     """Bytes a gradient element on the wire."""
     fp32_shards: bool
-    """Parameters are kept as fp32 shards with low-precision gathered copies (FSDP), instead of low-precision weights plus fp32 master."""
+    """Parameters are fp32 shards with low-precision gathered copies (FSDP), not low-precision weights plus master."""
     bucket_bytes: float
     """Gradient bucket, byte."""
     host_seconds_per_op: float
@@ -152,7 +152,7 @@ class Scenario:
     parallelism: Parallelism
     stack: Stack
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """Published result of this very run: ``step_time`` s, ``tokens_per_s``, ``mfu``, ``peak_memory`` byte, ``source``."""
+    """Published result of this very run: ``step_time`` s, ``tokens_per_s``, ``mfu``, ``peak_memory`` byte, source."""
     document: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The file's keys with all defaults filled in: what ``scenario.resolved.yaml`` holds."""
     defaults: tuple[str, ...] = field(default=(), compare=False)
@@ -206,7 +206,7 @@ class Scenario:
         return tuple(found)
 
     def part_parameters(self, part: Part, layer: int) -> float:
-        """Parameters of a part on one tensor rank; the head of a tied model holds a copy where pipelining separates it."""
+        """Parameters of a part on one tensor rank; a tied head holds a copy where pipelining separates it."""
         tp = self.parallelism.layout.tp
         count = self.model.part_parameters(part, layer, tp)
         if part is Part.HEAD and self.has_tied_copy:
