@@ -1,0 +1,123 @@
+"""Which ranks are alike: colour refinement over program, placement and process groups.
+
+Two ranks may share a colour only if they run the same program at the same speed, sit on machines of the same colour, and
+belong to groups of the same colour; machines and groups are coloured by what they contain. The coarsest such colouring
+(an equitable partition) is what simulating one representative of each class needs to be exact.
+
+Colours are 64-bit hashes and multisets are hashed by sums, so a step costs a few passes over the ranks; two different
+classes would have to collide in 64 bits to be merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simtrain.scenario.layout import Layout
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Hashes = NDArray[np.uint64]
+
+GROUP_AXES: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp", "cp"),
+    "model": ("tp", "cp", "pp"),
+}
+"""Process group -> mesh axes that it spans: gradients are reduced over dp and cp, their norm over one whole replica."""
+
+LANE = ("pp",)
+"""Ranks that differ in pp alone: all that pass messages to one another, or share an embedding."""
+
+
+def over(values: NDArray[np.generic], layout: Layout, axes: Collection[str], how: np.ufunc) -> NDArray[np.generic]:
+    """Reduce values[rank] with ``how`` over the group along ``axes`` of each rank; the result is indexed by rank too."""
+    mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.order)])
+    dims = tuple(len(layout.order) - 1 - layout.order.index(axis) for axis in axes)
+    return np.broadcast_to(how.reduce(mesh, axis=dims, keepdims=True), mesh.shape).reshape(-1)
+
+
+def base_rank(layout: Layout, axes: Collection[str]) -> Ints:
+    """Smallest rank of each rank's group along ``axes``: names the group."""
+    ranks = np.arange(layout.world)
+    return ranks - sum(ranks // layout.stride(axis) % layout.degree(axis) * layout.stride(axis) for axis in axes)
+
+
+def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
+    """Slowdown by rank of the slowest one it marches with.
+
+    Tensor and context ranks meet in every layer; data ranks only once their gradients do, which sets the pace of the step
+    if there is no pipeline to bring them out of step earlier.
+    """
+    axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
+    return over(slowdowns, layout, axes, np.maximum).astype(np.float64)
+
+
+def number(colours: NDArray[np.generic]) -> Ints:
+    """Colours as 0, 1, ... in order of first appearance."""
+    _, first, inverse = np.unique(colours, return_index=True, return_inverse=True)
+    numbers = np.empty(len(first), np.int64)
+    numbers[np.argsort(first)] = np.arange(len(first))
+    return numbers[inverse]
+
+
+def refine(layout: Layout, devices_per_machine: int, slowdowns: Floats) -> Ints:
+    """Coarsest folding that keeps the simulation exact.
+
+    Parameters
+    ----------
+    layout
+        Mesh of ranks; rank r sits on machine ``r // devices_per_machine``.
+    devices_per_machine
+        Ranks a machine.
+    slowdowns
+        Factor on compute durations, by global rank.
+
+    Returns
+    -------
+    Ints
+        Class of each global rank, numbered by smallest member.
+    """
+    machine = np.arange(layout.world) // devices_per_machine
+    starts = np.arange(0, layout.world, devices_per_machine)
+    families = (*GROUP_AXES.values(), LANE)
+    colours = _initial(layout, machine, slowdowns)
+    classes, steps = len(np.unique(colours)), 1
+    while True:
+        for _ in range(steps):
+            inside = _mix(colours)
+            colours = _join(inside, np.add.reduceat(inside, starts)[machine])
+            for axes in families:
+                colours = _join(colours, over(inside, layout, axes, np.add))
+        before, classes = classes, len(np.unique(colours))
+        if classes in (before, layout.world):  # refinement never merges: the same number twice is the same partition
+            return number(colours)
+        steps *= 2  # counting costs more than refining
+
+
+def _initial(layout: Layout, machine: Ints, slowdowns: Floats) -> Hashes:
+    """Colours by pp coordinate, slowdown, and which members of its own groups share the rank's machine."""
+    stage = _mix((np.arange(layout.world) // layout.stride("pp") % layout.pp).astype(np.uint64))
+    colours = _join(stage, slowdowns.astype(np.float64).view(np.uint64))
+    for axes in (*GROUP_AXES.values(), LANE):
+        _, party = np.unique(base_rank(layout, axes) * (machine[-1] + 1) + machine, return_inverse=True)
+        together = np.zeros(party.max() + 1, np.uint64)
+        np.add.at(together, party, stage)
+        colours = _join(colours, together[party])
+    return colours
+
+
+def _mix(values: Hashes) -> Hashes:
+    """Finalizer of splitmix64 (Steele et al., OOPSLA 2014): a bijection that scatters its input bits."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _join(left: Hashes, right: NDArray[np.generic]) -> Hashes:
+    """Hash of an ordered pair."""
+    return _mix(_mix(left) * np.uint64(3) + right.astype(np.uint64))

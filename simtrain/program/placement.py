@@ -1,0 +1,322 @@
+"""Where the ranks sit: classes of identical ranks and of identical process groups, and the NICs that they share.
+
+Rank r runs on machine ``r // devices_per_machine``. The NICs of a machine are one resource, a pool of capacity 1; a group
+that spans several machines loads the pool of each. When folded, one class stands for many ranks, groups or machines, and
+a load says how many real groups of the class use one real machine at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simtrain.program.folding import GROUP_AXES, LANE, Floats, Ints, base_rank, lockstep, number, over, refine
+from simtrain.scenario.hardware import Cluster
+from simtrain.scenario.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class RankClass:
+    """Ranks that are simulated as one."""
+
+    rank: int
+    """Its smallest global rank, the representative."""
+    multiplicity: int
+    coordinate: tuple[tuple[str, int], ...]
+    """Mesh coordinate of the representative."""
+    slowdown: float = 1.0
+    """Largest factor on compute durations among the members."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClass:
+    """Process groups that are simulated as one."""
+
+    axis: str
+    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), embedding, pp (a channel)."""
+    parties: tuple[int, ...]
+    """Indices of rank classes, each once, ascending."""
+    size: int
+    """Real ranks in one group."""
+    machines: int
+    """Machines that one group spans."""
+    members_per_machine: int
+    """Largest number of its ranks on one machine."""
+    loads: tuple[tuple[int, float], ...] = ()
+    """(index of a resource, how many real groups of this class use one such machine's NICs at once)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Answer of ``place``."""
+
+    layout: Layout
+    ranks: tuple[RankClass, ...]
+    groups: tuple[GroupClass, ...]
+    resources: tuple[str, ...]
+    """One NIC pool a class of machines."""
+    machine_counts: tuple[int, ...]
+    """Real machines of each class."""
+    group_table: Mapping[str, tuple[int, ...]]
+    """axis -> index of the group, by rank class; -1 where the class is in none."""
+    channel_table: Mapping[tuple[int, int], int]
+    """(rank class of the sender, pp rank of the receiver) -> index of the group."""
+    classes: Ints | None = field(compare=False, repr=False)
+    """Class of each global rank; None if that is its pp coordinate."""
+
+    def group(self, axis: str, rank_index: int) -> int:
+        """Index into ``groups`` of the class's group along ``axis``; -1 if it would be alone in it."""
+        return self.group_table[axis][rank_index]
+
+    def channel(self, src_index: int, dst_pp: int) -> int:
+        """Index into ``groups`` of the one-way channel from a class to its partner on pp rank ``dst_pp``."""
+        return self.channel_table[src_index, dst_pp]
+
+    def partner(self, rank_index: int, pp: int) -> int:
+        """Class of the rank on pp rank ``pp`` with the same other coordinates."""
+        coordinate = dict(self.ranks[rank_index].coordinate)
+        return self.class_of(self.layout.rank(coordinate | {"pp": pp}))
+
+    def class_of(self, rank: int) -> int:
+        """Class of a global rank."""
+        return self.layout.coordinate(rank)["pp"] if self.classes is None else int(self.classes[rank])
+
+    def members(self, rank_index: int) -> Ints:
+        """Global ranks of a class, ascending."""
+        classes = self.classes
+        if classes is None:
+            classes = np.arange(self.layout.world) // self.layout.stride("pp") % self.layout.pp
+        return np.flatnonzero(classes == rank_index)
+
+
+def place(
+    layout: Layout,
+    cluster: Cluster,
+    *,
+    fold: bool = True,
+    slowdowns: ArrayLike | None = None,
+    channels: Collection[tuple[int, int]] | None = None,
+) -> Placement:
+    """Put the ranks on the machines and find the classes of identical ranks, groups and machines.
+
+    Parameters
+    ----------
+    layout, cluster
+        The mesh, and how many devices share a machine.
+    fold
+        False keeps every rank, group and machine apart.
+    slowdowns
+        Factor on compute durations by global rank, length ``layout.world``. Folding takes the largest one over ranks in
+        lockstep: tp and cp always, dp too if there is no pipeline.
+    channels
+        Pairs (from, to) of pp ranks between which messages go; None = ring neighbours, both ways.
+
+    Returns
+    -------
+    Placement
+        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, embedding, pp), then by class.
+    """
+    per_machine = min(cluster.devices_per_machine, layout.world)
+    if channels is None:
+        channels = {(a, (a + step) % layout.pp) for a in range(layout.pp) for step in (1, -1) if layout.pp > 1}
+    pairs = sorted(channels)
+    factors = np.ones(1) if slowdowns is None else np.asarray(slowdowns, np.float64)
+    if fold:
+        if slowdowns is not None:
+            factors = lockstep(layout, factors)
+        extents, by_stage = _extents(layout, per_machine), _by_stage(layout, factors)
+        if extents is not None and by_stage is not None:
+            return _place_aligned(layout, extents, by_stage, pairs)
+    factors = np.broadcast_to(factors, layout.world)
+    classes = refine(layout, per_machine, factors) if fold else np.arange(layout.world)
+    return _place_any(layout, per_machine, classes, factors, pairs)
+
+
+# ---- the mesh is aligned with the machines: closed form, O(pp) ----
+
+
+def _extents(layout: Layout, per_machine: int) -> dict[str, int] | None:
+    """Coordinates of each axis that one machine holds, if all machines are alike boxes of the mesh; else None."""
+    extents, left, inner = {}, per_machine, 1
+    for axis in layout.order:
+        inner *= layout.degree(axis)
+        if inner % per_machine and per_machine % inner:
+            return None
+        extents[axis] = min(layout.degree(axis), left)
+        left //= extents[axis]
+    return extents
+
+
+def _by_stage(layout: Layout, factors: Floats) -> list[float] | None:
+    """Slowdown of each pp rank, if it depends on that alone; else None."""
+    if len(factors) == 1:
+        return [float(factors[0])] * layout.pp
+    mesh = factors.reshape(-1, layout.pp, layout.stride("pp"))
+    first = mesh[0, :, 0]
+    return first.tolist() if (mesh == first[:, None]).all() else None
+
+
+def _place_aligned(
+    layout: Layout, extents: Mapping[str, int], by_stage: Sequence[float], pairs: Sequence[tuple[int, int]]
+) -> Placement:
+    """Any permutation of the coordinates of an axis other than pp that keeps the boxes is a symmetry: a class a pp rank."""
+    pp, per_box = layout.pp, extents["pp"]
+    ranks = tuple(
+        RankClass(
+            q * layout.stride("pp"), layout.world // pp, _coordinate(layout, q * layout.stride("pp")), by_stage[q]
+        )
+        for q in range(pp)
+    )
+    boxes = layout.world // prod(extents.values())
+    machine_counts = (boxes * per_box // pp,) * (pp // per_box)
+    groups: list[GroupClass] = []
+    table: dict[str, tuple[int, ...]] = {}
+    for axis, axes in GROUP_AXES.items():
+        size, inside = prod(layout.degree(a) for a in axes), prod(extents[a] for a in axes)
+        load = float(prod(extent for a, extent in extents.items() if a not in axes and a != "pp"))
+        parties = [tuple(range(pp))] if "pp" in axes else [(q,) for q in range(pp)]
+        first = len(groups)
+        if size > 1:
+            for party in parties:
+                pools = sorted({q // per_box for q in party}) if inside < size else ()
+                groups.append(GroupClass(axis, party, size, size // inside, inside, tuple((p, load) for p in pools)))
+        table[axis] = tuple(first + q % len(parties) if size > 1 else -1 for q in range(pp))
+    load = float(prod(extent for a, extent in extents.items() if a != "pp"))
+
+    def pair(axis: str, a: int, b: int) -> int:
+        pools = sorted({a // per_box, b // per_box})
+        loads = tuple((pool, load) for pool in pools) if len(pools) > 1 else ()
+        groups.append(GroupClass(axis, (min(a, b), max(a, b)), 2, len(pools), 3 - len(pools), loads))
+        return len(groups) - 1
+
+    shared = pair("embedding", 0, pp - 1) if pp > 1 else -1
+    table["embedding"] = tuple(shared if q in (0, pp - 1) else -1 for q in range(pp))
+    channel_table = {(a, b): pair("pp", a, b) for a, b in pairs}
+    heads = [ranks[pool * per_box].rank // prod(extents.values()) for pool in range(pp // per_box)]
+    resources = _resource_names(heads, machine_counts)
+    return Placement(layout, ranks, tuple(groups), resources, machine_counts, table, channel_table, None)
+
+
+def _coordinate(layout: Layout, rank: int) -> tuple[tuple[str, int], ...]:
+    return tuple(layout.coordinate(rank).items())
+
+
+def _resource_names(heads: Sequence[int], counts: Sequence[int]) -> tuple[str, ...]:
+    return tuple(
+        f"NICs of machine {head}" + (f" (and {count - 1} alike)" if count > 1 else "")
+        for head, count in zip(heads, counts, strict=True)
+    )
+
+
+# ---- any mesh on any machines ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Who sits where, as arrays over ranks and machines."""
+
+    classes: Ints
+    """Class by rank."""
+    machine: Ints
+    """Machine by rank."""
+    machine_class: Ints
+    """Class by machine."""
+    heads: Ints
+    """Smallest machine of each class."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """All process groups of one kind. Group g's members are ``ranks[i]`` where ``groups[i] == g``."""
+
+    axis: str
+    groups: Ints
+    ranks: Ints
+    labels: Ints
+    """By group: equal for groups of one class. The class of a fixed member will do, since it determines its group's."""
+
+
+def _place_any(
+    layout: Layout, per_machine: int, classes: Ints, factors: Floats, pairs: Sequence[tuple[int, int]]
+) -> Placement:
+    _, first, counts = np.unique(classes, return_index=True, return_counts=True)
+    ranks = tuple(
+        RankClass(int(rank), int(count), _coordinate(layout, int(rank)), float(factors[rank]))
+        for rank, count in zip(first, counts, strict=True)
+    )
+    machine_class = number(np.minimum.reduceat(classes, np.arange(0, layout.world, per_machine)))
+    _, heads, machine_counts = np.unique(machine_class, return_index=True, return_counts=True)
+    site = _Site(classes, np.arange(layout.world) // per_machine, machine_class, heads)
+    groups: list[GroupClass] = []
+    table: dict[str, tuple[int, ...]] = {}
+    for axis, axes in GROUP_AXES.items():
+        table[axis] = (-1,) * len(ranks)
+        if prod(layout.degree(a) for a in axes) > 1:
+            base = base_rank(layout, axes)
+            index = number(base)
+            lowest = over(classes, layout, axes, np.minimum)
+            labels = lowest[base == np.arange(layout.world)].astype(np.int64)
+            group_class = _classify(_Family(axis, index, np.arange(layout.world), labels), site, groups)
+            table[axis] = tuple(group_class[index[first]].tolist())
+    lanes = np.flatnonzero(base_rank(layout, LANE) == np.arange(layout.world))
+    lane_of = number(base_rank(layout, LANE))
+    stage = first // layout.stride("pp") % layout.pp
+
+    def pair(axis: str, a: int, b: int) -> Ints:
+        """Group of each rank class, as if it were member ``a``."""
+        ends = [lanes + q * layout.stride("pp") for q in (a, b)]
+        family = _Family(axis, np.tile(np.arange(len(lanes)), 2), np.concatenate(ends), classes[ends[0]])
+        return _classify(family, site, groups)[lane_of[first]]
+
+    table["embedding"] = (-1,) * len(ranks)
+    if layout.pp > 1:
+        ends = (stage == 0) | (stage == layout.pp - 1)
+        table["embedding"] = tuple(np.where(ends, pair("embedding", 0, layout.pp - 1), -1).tolist())
+    channel_table = {}
+    for a, b in pairs:
+        members = pair("pp", a, b)
+        channel_table.update({(int(src), b): int(members[src]) for src in np.flatnonzero(stage == a)})
+    resources = _resource_names(heads.tolist(), machine_counts.tolist())
+    counted = tuple(machine_counts.tolist())
+    return Placement(layout, ranks, tuple(groups), resources, counted, table, channel_table, classes)
+
+
+def _classify(family: _Family, site: _Site, groups: list[GroupClass]) -> Ints:
+    """Append the classes of a family's groups to ``groups``; return the index there of each real group."""
+    _, sample, group_class = np.unique(family.labels, return_index=True, return_inverse=True)
+    machines, classes = len(site.machine_class), int(site.classes.max()) + 1
+    count = len(sample)
+    # each machine that a real group touches, with how many members it has there
+    touches, members = np.unique(family.groups * machines + site.machine[family.ranks], return_counts=True)
+    group, machine = np.divmod(touches, machines)
+    spans = np.bincount(group)
+    largest = np.maximum.reduceat(members, np.cumsum(spans) - spans)
+    sizes = np.bincount(family.groups)
+    # loads, read off the first machine of each class: the partition is equitable, so the others say the same
+    crossing = spans[group] > 1
+    used, load = np.unique(group_class[group[crossing]] * machines + machine[crossing], return_counts=True)
+    user, machine = np.divmod(used, machines)
+    head = site.heads[site.machine_class[machine]] == machine
+    pools = _split(user[head], count, site.machine_class[machine[head]], load[head].astype(np.float64))
+    sampled = np.isin(family.groups, sample)
+    parties = np.unique(group_class[family.groups[sampled]] * classes + site.classes[family.ranks[sampled]])
+    party = _split(parties // classes, count, parties % classes)
+    offset = len(groups)
+    for i, one in enumerate(sample):
+        loads = tuple(zip(*pools[i], strict=True))
+        numbers = (int(sizes[one]), int(spans[one]), int(largest[one]))
+        groups.append(GroupClass(family.axis, tuple(party[i][0]), *numbers, loads))
+    return offset + group_class
+
+
+def _split(keys: Ints, count: int, *columns: NDArray[Any]) -> list[list[list[Any]]]:
+    """For each key 0 <= k < count the rows of the columns where ``keys`` (ascending) equals it, as lists."""
+    ends = np.searchsorted(keys, np.arange(count + 1)).tolist()
+    lists = [column.tolist() for column in columns]
+    return [[values[start:stop] for values in lists] for start, stop in pairwise(ends)]
