@@ -64,14 +64,14 @@ class Placement:
     machine_counts: tuple[int, ...]
     """Real machines of each class."""
     group_table: Mapping[str, tuple[int, ...]]
-    """axis -> index of the group, by rank class; -1 where the class is in none."""
+    """axis -> index of the group, by rank class; -1 where the class has none (embedding, between first and last)."""
     channel_table: Mapping[tuple[int, int], int]
     """(rank class of the sender, pp rank of the receiver) -> index of the group."""
     classes: Ints | None = field(compare=False, repr=False)
     """Class of each global rank; None if that is its pp coordinate."""
 
     def group(self, axis: str, rank_index: int) -> int:
-        """Index into ``groups`` of the class's group along ``axis``; -1 if it would be alone in it."""
+        """Index into ``groups`` of the class's group along ``axis`` (perhaps of size 1); -1 where it has no such group."""
         return self.group_table[axis][rank_index]
 
     def channel(self, src_index: int, dst_pp: int) -> int:
@@ -182,11 +182,10 @@ def _place_aligned(
         load = float(prod(extent for a, extent in extents.items() if a not in axes and a != "pp"))
         parties = [tuple(range(pp))] if "pp" in axes else [(q,) for q in range(pp)]
         first = len(groups)
-        if size > 1:
-            for party in parties:
-                pools = sorted({q // per_box for q in party}) if inside < size else ()
-                groups.append(GroupClass(axis, party, size, size // inside, inside, tuple((p, load) for p in pools)))
-        table[axis] = tuple(first + q % len(parties) if size > 1 else -1 for q in range(pp))
+        for party in parties:
+            pools = sorted({q // per_box for q in party}) if inside < size else ()
+            groups.append(GroupClass(axis, party, size, size // inside, inside, tuple((p, load) for p in pools)))
+        table[axis] = tuple(first + q % len(parties) for q in range(pp))
     load = float(prod(extent for a, extent in extents.items() if a != "pp"))
 
     def pair(axis: str, a: int, b: int) -> int:
@@ -256,14 +255,11 @@ def _place_any(
     groups: list[GroupClass] = []
     table: dict[str, tuple[int, ...]] = {}
     for axis, axes in GROUP_AXES.items():
-        table[axis] = (-1,) * len(ranks)
-        if prod(layout.degree(a) for a in axes) > 1:
-            base = base_rank(layout, axes)
-            index = number(base)
-            lowest = over(classes, layout, axes, np.minimum)
-            labels = lowest[base == np.arange(layout.world)].astype(np.int64)
-            group_class = _classify(_Family(axis, index, np.arange(layout.world), labels), site, groups)
-            table[axis] = tuple(group_class[index[first]].tolist())
+        base = base_rank(layout, axes)
+        index = number(base)
+        labels = over(classes, layout, axes, np.minimum)[base == np.arange(layout.world)].astype(np.int64)
+        group_class = _classify(_Family(axis, index, np.arange(layout.world), labels), site, groups)
+        table[axis] = tuple(group_class[index[first]].tolist())
     lanes = np.flatnonzero(base_rank(layout, LANE) == np.arange(layout.world))
     lane_of = number(base_rank(layout, LANE))
     stage = first // layout.stride("pp") % layout.pp
