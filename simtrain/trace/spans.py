@@ -21,6 +21,8 @@ cause           cause of a wait; empty for work
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simtrain.program.demand import Demand
-from simtrain.program.lowered import Lowered
+from simtrain.program.lowered import Lowered, PieceKind, Stream
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import Categorical, DataFrame
 
 SCHEMA_VERSION = 1
 
@@ -57,5 +59,53 @@ class Trace:
         return float(self.end.max()) if len(self.end) else 0.0
 
     def frame(self) -> DataFrame:
-        """The spans as a pandas DataFrame with the columns documented above."""
-        raise NotImplementedError
+        """The spans as a pandas DataFrame with the columns documented above; text columns are categorical."""
+        import pandas as pd
+
+        lowered = self.lowered
+        first = _offsets([len(tasks.tasks) for tasks in lowered.lists])
+        entry = first[np.array([rank.tasks for rank in lowered.ranks], np.intp)][self.sim_rank] + self.task
+        work = np.array([task.work for tasks in lowered.lists for task in tasks.tasks], np.intp)[entry]
+        microbatch = [task.microbatch for tasks in lowered.lists for task in tasks.tasks]
+        stream = [tasks.streams[task.stream] for tasks in lowered.lists for task in tasks.tasks]
+        axis = ["", *(group.axis for group in lowered.groups)]
+
+        def text(values: Sequence[str], index: NDArray[np.intp], also: Iterable[str] = ()) -> Categorical[str]:
+            """``values[index]``, whose categories are the ``values`` that there are and ``also``."""
+            codes = {value: code for code, value in enumerate(dict.fromkeys([*also, *values]))}
+            of_value = np.array([codes[value] for value in values], np.intp)
+            return pd.Categorical.from_codes(of_value[index], [str(value) for value in codes])
+
+        return pd.DataFrame(
+            {
+                "id": np.arange(len(self.end)),
+                "step": np.zeros(len(self.end), np.int32),
+                "rank": np.array([rank.rank for rank in lowered.ranks], np.int64)[self.sim_rank],
+                "multiplicity": np.array([rank.multiplicity for rank in lowered.ranks], np.int64)[self.sim_rank],
+                "stream": text(stream, entry, Stream),
+                "kind": text([work.pieces[0].kind for work in lowered.works], work, PieceKind),
+                "unit": text([work.name for work in lowered.works], work),
+                "stage": np.array([work.stage for work in lowered.works], np.int32)[work],
+                "microbatch": np.array(microbatch, np.int32)[entry],
+                "group": text(axis, self._group(entry) + 1),
+                "bytes": np.array([demand.wire_bytes for demand in self.demands], np.float64)[work],
+                "flops": np.array([demand.flops for demand in self.demands], np.float64)[work],
+                "start": self.start,
+                "end": self.end,
+                "released_by": self.released_by,
+                "cause": text([""], np.zeros(len(self.end), np.intp)),
+            }
+        )
+
+    def _group(self, entry: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Index of each span's process group, -1 where alone: entry of the concatenated lists -> slot -> group of the rank."""
+        lowered = self.lowered
+        slot = np.array([task.slot for tasks in lowered.lists for task in tasks.tasks], np.intp)[entry]
+        first = _offsets([len(rank.groups) for rank in lowered.ranks])[self.sim_rank]
+        groups = np.array([*(group for rank in lowered.ranks for group in rank.groups), -1], np.intp)
+        return groups[np.where(slot >= 0, first + slot, -1)]
+
+
+def _offsets(lengths: Sequence[int]) -> NDArray[np.intp]:
+    """Where each of several concatenated tables begins."""
+    return np.array([0, *itertools.accumulate(lengths)], np.intp)[:-1]
