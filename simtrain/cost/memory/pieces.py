@@ -1,0 +1,209 @@
+"""Allocations and releases of each piece of a lowered list.
+
+A forward keeps what its backward needs, the backward frees it. A checkpointed block keeps its input, recomputation the
+rest. ZeRO-3: a parameter gather keeps the full unit; it is released by the unit's last backward piece, and by its last
+forward piece when parameters reshard after forward. Units are blocks, the embedding, and the head; the last two (FSDP's
+root) stay gathered from forward to backward, so they are gathered once a microbatch, as FSDP2 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from simtrain.cost.memory import activations as act
+from simtrain.cost.memory import states
+from simtrain.program.demand import Memory, MemoryBytes
+from simtrain.program.lowered import Piece, PieceKind
+from simtrain.scenario.model import BlockKind, Part
+from simtrain.scenario.scenario import Recompute, Scenario, Zero
+
+K = PieceKind
+_Bytes = dict[Memory, float]
+_Deltas = tuple[_Bytes, _Bytes, _Bytes]
+
+_SAVED: dict[Part, Callable[[act.Sizes], float]] = {
+    Part.EMBEDDING: act.embedding,
+    Part.ATTENTION: act.attention,
+    Part.CROSS_ATTENTION: act.attention,
+    Part.MLP: act.mlp,
+    Part.HEAD: act.head,
+}
+_GRADIENTS: dict[Part, Callable[[act.Sizes], float]] = {
+    Part.EMBEDDING: act.boundary,
+    Part.ATTENTION: act.attention_gradients,
+    Part.CROSS_ATTENTION: act.attention_gradients,
+    Part.MLP: act.mlp_gradients,
+    Part.HEAD: act.head_gradients,
+}
+"""Output gradients: what the weight-gradient half of a backward reads."""
+_TRANSIENT: dict[Part, Callable[[act.Sizes], float]] = {
+    Part.EMBEDDING: lambda z: 0.0,
+    Part.ATTENTION: act.attention_transient,
+    Part.CROSS_ATTENTION: act.attention_transient,
+    Part.MLP: act.mlp_transient,
+    Part.HEAD: lambda z: act.logits_transient(z, backward=True) - act.head_gradients(z),
+}
+
+
+def piece_memory(scenario: Scenario, piece: Piece) -> tuple[MemoryBytes, MemoryBytes, MemoryBytes]:
+    """Return ``(keeps, frees, transient)`` of one piece on one device, bytes by category.
+
+    Keeps are allocated at its start and stay; frees are released at its end; transients are held while it runs.
+    Over a whole step keeps and frees are equal, if a lowered list gathers and reduces what it holds.
+    """
+    keeps, frees, transient = _deltas(scenario, act.sizes(scenario), piece)
+    return _tuple(keeps), _tuple(frees), _tuple(transient)
+
+
+def fold_pieces(scenario: Scenario, pieces: Sequence[Piece]) -> tuple[MemoryBytes, MemoryBytes, MemoryBytes]:
+    """Return ``(keeps, frees, transient)`` of pieces run back to back as one work.
+
+    Keeps and frees are the net growth by category; the transient lifts the level to the highest that the pieces reach
+    one by one, with the categories of that moment, so a merged list has the peak of an unmerged one.
+    """
+    z = act.sizes(scenario)
+    level: _Bytes = {}
+    top: _Bytes = {}
+    for piece in pieces:
+        keeps, frees, transient = _deltas(scenario, z, piece)
+        level = _add(level, keeps)
+        reached = _add(level, transient)
+        if sum(reached.values()) > sum(top.values()):
+            top = reached
+        level = _add(level, frees, -1)
+    keep = {category: count for category, count in level.items() if count > 0}
+    free = {category: -count for category, count in level.items() if count < 0}
+    return _tuple(keep), _tuple(free), _tuple(_lift(_add(top, keep, -1)))
+
+
+def _add(level: _Bytes, amounts: _Bytes, sign: int = 1) -> _Bytes:
+    return level | {category: level.get(category, 0.0) + sign * count for category, count in amounts.items()}
+
+
+def _lift(over: _Bytes) -> _Bytes:
+    """The same total without negative terms: a category below its start level lends its room to the others."""
+    total, positive = sum(over.values()), {category: count for category, count in over.items() if count > 0}
+    share = max(0.0, total) / sum(positive.values()) if positive else 0.0
+    return {category: count * share for category, count in positive.items()}
+
+
+def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
+    if piece.part in _SAVED and not piece.axis:
+        match piece.kind:
+            case K.FORWARD:
+                return _forward(scenario, z, piece)
+            case K.RECOMPUTE:
+                return {Memory.WORKSPACE: _recomputed(scenario, z, piece)}, {}, {Memory.WORKSPACE: act.gathered(z)}
+            case K.BACKWARD | K.INPUT_GRAD | K.WEIGHT_GRAD:
+                return _backward(scenario, z, piece)
+    if piece.kind is K.RECOMPUTE and piece.part is Part.CORE:
+        return {Memory.WORKSPACE: act.core(z)}, {}, {}
+    if piece.kind in (K.SEND, K.RECV) and piece.part is Part.BOUNDARY:
+        return {}, {}, {Memory.BUFFERS: act.boundary(z)}
+    return _update(scenario, piece)
+
+
+def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
+    kept, recomputed = _kept(scenario, z, piece), _recomputed(scenario, z, piece)
+    keeps = {Memory.ACTIVATIONS: kept}
+    transient = {Memory.WORKSPACE: recomputed + act.gathered(z)}
+    if piece.part is Part.HEAD:
+        keeps[Memory.LOGITS] = act.logits(z)
+        transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
+    frees = {}
+    if scenario.parallelism.reshard_after_forward and piece.part is Part.MLP:
+        frees = {Memory.GATHERED: _unit(scenario, piece)}
+    return keeps, frees, transient
+
+
+def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
+    """A backward frees what its forward kept. Split, its first half frees nothing and keeps the output gradients."""
+    head = piece.part is Part.HEAD
+    category = Memory.LOGITS if head else Memory.WORKSPACE
+    outputs, transient = {category: _GRADIENTS[piece.part](z)}, {category: _TRANSIENT[piece.part](z)}
+    if piece.kind is K.INPUT_GRAD:
+        return outputs, {}, transient
+    frees = {
+        Memory.ACTIVATIONS: _kept(scenario, z, piece),
+        Memory.WORKSPACE: _recomputed(scenario, z, piece),
+        Memory.LOGITS: act.logits(z) if head else 0.0,
+        Memory.GATHERED: 0.0 if piece.part in (Part.MLP, Part.CROSS_ATTENTION) else _unit(scenario, piece),
+    }
+    keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
+    if piece.kind is K.WEIGHT_GRAD:
+        return keeps, _add(frees, outputs), {Memory.WORKSPACE: act.gathered(z)}
+    if head:  # the loss's own tensors are gone before the weight gradient is allocated
+        transient[category] = max(0.0, transient[category] - keeps[Memory.GRADIENTS])
+    return keeps, frees, _add(outputs, transient)
+
+
+def _new_gradient(scenario: Scenario, piece: Piece) -> float:
+    """Bytes of parameter gradient that a backward allocates, where they are not held all step."""
+    count = scenario.part_parameters(piece.part, piece.layer)
+    if states.shards_gradients_at_once(scenario):
+        return count * states.unsharded_gradient_bytes(scenario)
+    return count * states.sharded_gradient_bytes(scenario) if states.gradients_appear_late(scenario) else 0.0
+
+
+def _update(scenario: Scenario, piece: Piece) -> _Deltas:
+    """Parameter gathers, gradient reductions, optimizer (whose elements are this rank's shard already)."""
+    zero, late = scenario.parallelism.zero, states.gradients_appear_late(scenario)
+    held = piece.elements * states.sharded_gradient_bytes(scenario)
+    if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
+        return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
+    if piece.kind is K.OPTIMIZER and late:
+        return {}, {Memory.GRADIENTS: held * (scenario.replicas if zero is Zero.OPTIMIZER else 1)}, {}
+    if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
+        copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
+        whole = piece.elements * states.unsharded_gradient_bytes(scenario)
+        shard = held / scenario.replicas if late else 0.0
+        return {Memory.GRADIENTS: shard}, {Memory.GRADIENTS: whole}, {Memory.BUFFERS: copies}
+    return {}, {}, {}
+
+
+def _saved(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
+    """All that the backward of a part reads; under autocast also the low-precision copies of its weights."""
+    autocast = act.is_autocast(scenario) and piece.part is not Part.EMBEDDING
+    cast = z.element * scenario.part_parameters(piece.part, piece.layer) if autocast else 0.0
+    return _SAVED[piece.part](z) + cast
+
+
+def _kept(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
+    """Bytes that stay from forward to backward."""
+    run = _run(scenario, piece.layer)
+    if run:
+        return act.boundary(z) if piece.part is Part.ATTENTION and piece.layer == run[0] else 0.0
+    selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
+    return _saved(scenario, z, piece) - (act.core(z) if selective else 0.0)
+
+
+def _recomputed(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
+    """Bytes that recomputation restores before the backward. A checkpoint that a norm saves anyway counts once."""
+    if not _run(scenario, piece.layer):
+        selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
+        return act.core(z) if selective else 0.0
+    return _saved(scenario, z, piece) - (_kept(scenario, z, piece) if z.fused_norm else 0.0)
+
+
+def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
+    """Blocks that share the checkpoint of block ``layer``; empty where it is not recomputed."""
+    if layer < 0 or scenario.training.recompute in (Recompute.NONE, Recompute.SELECTIVE):
+        return ()
+    stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
+    return next((run for run in scenario.recompute_groups(stage) if layer in run), ())
+
+
+def _unit(scenario: Scenario, piece: Piece) -> float:
+    """Bytes of the gathered unit that a piece belongs to; 0 where nothing is gathered."""
+    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.replicas == 1:
+        return 0.0
+    parts = [piece.part]
+    if piece.layer >= 0:
+        parts = [Part.ATTENTION, Part.MLP]
+        parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(piece.layer) is BlockKind.CROSS else []
+    count = sum(scenario.part_parameters(part, piece.layer) for part in parts)
+    return count * act.element_bytes(scenario.training.precision)
+
+
+def _tuple(amounts: _Bytes) -> MemoryBytes:
+    return tuple((category, count) for category, count in amounts.items() if count)
