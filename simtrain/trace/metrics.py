@@ -7,7 +7,7 @@ flight it is *exposed communication*, otherwise the rank waited for another one:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simtrain.program.demand import EXPOSED_COMMUNICATION, TimeKind
-from simtrain.program.lowered import Piece, PieceKind, Stream
+from simtrain.program.lowered import Stream
 from simtrain.trace.spans import Trace
 
 KINDS = tuple(TimeKind)
 STREAMS = tuple(Stream)
-_COMPUTE = STREAMS.index(Stream.COMPUTE)
+COMPUTE_STREAM = STREAMS.index(Stream.COMPUTE)
 _STREAM_KIND = {
     Stream.COMPUTE: TimeKind.BUBBLE,
     Stream.GATHER: TimeKind.DP_GATHER,
@@ -28,14 +28,6 @@ _STREAM_KIND = {
     Stream.SEND: TimeKind.PP,
     Stream.RECV: TimeKind.PP,
 }
-_AXIS_KIND = {"tp": TimeKind.TP, "cp": TimeKind.CP, "ep": TimeKind.EP, "pp": TimeKind.PP}
-COMMUNICATION = (
-    PieceKind.ALL_REDUCE,
-    PieceKind.ALL_GATHER,
-    PieceKind.REDUCE_SCATTER,
-    PieceKind.SEND,
-    PieceKind.RECV,
-)
 NAMES = {
     TimeKind.COMPUTE: "compute",
     TimeKind.RECOMPUTE: "recomputation",
@@ -100,14 +92,14 @@ def time_split(trace: Trace, rank_index: int | None = None) -> dict[TimeKind, fl
         Seconds by kind, every kind present; they add up to ``trace.step_time``.
     """
     columns = Columns.of(trace)
-    exposed, bubble = _gaps(trace, columns)
+    exposed, bubble = gaps(trace, columns)
     by_rank = _split_by_rank(trace, columns, exposed, bubble)
-    values = by_rank[rank_index] if rank_index is not None else _multiplicity(trace) @ by_rank
+    values = by_rank[rank_index] if rank_index is not None else rank_weights(trace) @ by_rank
     return dict(zip(KINDS, values.tolist(), strict=True))
 
 
 def summarise_time(split: Mapping[TimeKind, float]) -> dict[str, Any]:
-    """The ``time`` part of a summary from a ``time_split``: the named parts, in s, and ``by_kind``; the parts add up."""
+    """The ``time`` part of a summary from a ``time_split``: named parts in s, which add up, and ``by_kind``."""
     return {
         "compute_s": split[TimeKind.COMPUTE],
         "recompute_s": split[TimeKind.RECOMPUTE],
@@ -122,13 +114,16 @@ def summarise_time(split: Mapping[TimeKind, float]) -> dict[str, Any]:
 
 
 def bubble_fraction(trace: Trace) -> float:
-    """Time waited for other ranks over the rest of the step, mean over ranks: (p-1)/m for GPipe and 1F1B (SC21, section 2.2)."""
+    """Time waited for other ranks over the rest of the step, mean over ranks.
+
+    GPipe and 1F1B give (p-1)/m where communication is free and stages are equal (Narayanan et al., SC21, section 2.2).
+    """
     bubble = time_split(trace)[TimeKind.BUBBLE]
     return bubble / (trace.step_time - bubble) if trace.step_time > bubble else 0.0
 
 
 def streams_busy(trace: Trace, rank_index: int) -> dict[Stream, float]:
-    """Seconds during which each class of streams of one rank has work in flight (overlap within a class counted once)."""
+    """Seconds during which each class of streams of one rank has work in flight; overlap in a class counts once."""
     columns, mine = Columns.of(trace), trace.sim_rank == rank_index
     return {
         stream: _union(trace.start[chosen], trace.end[chosen])
@@ -160,8 +155,8 @@ def binds(trace: Trace, *, matrix_peak: float = 0.0, memory_bandwidth: float = 0
     Returns
     -------
     dict
-        ``what`` (a phrase), ``share`` (of the step, mean over ranks), ``text`` (with the runner-up, and the stage that sets
-        the pace where stages are uneven by more than 2 %).
+        ``what`` (a phrase), ``share`` (of the step, mean over ranks), ``text`` (with the runner-up, and the stage that
+        sets the pace where stages are uneven by more than 2 %).
     """
     split = time_split(trace)
     ordered = sorted(split, key=lambda kind: (-split[kind], KINDS.index(kind)))
@@ -174,69 +169,8 @@ def binds(trace: Trace, *, matrix_peak: float = 0.0, memory_bandwidth: float = 0
     return {"what": names[first], "share": split[first] / step, "text": text + _pace(trace)}
 
 
-def communication_table(trace: Trace, *, inside: str = "", between: str = "") -> list[dict[str, Any]]:
-    """What is communicated, a rank and step (mean over ranks, weighted by multiplicity).
-
-    A collective inside a merged compute work takes that work's share of time of its kind; where several kinds of collective
-    share one work and one kind of time, time and bytes are divided by number of calls.
-
-    Parameters
-    ----------
-    trace
-        One step.
-    inside, between
-        Names of the network within a machine and of the one between machines.
-
-    Returns
-    -------
-    list of dict
-        ``axis``, ``kind``, ``calls``, ``bytes`` sent, ``seconds`` in flight, ``exposed_seconds`` (compute stream waiting),
-        ``group_size``, ``machines`` one group spans (0 = unknown), ``network``; longest exposed first.
-    """
-    columns = Columns.of(trace)
-    exposed, _ = _gaps(trace, columns)
-    busy = trace.end - trace.start
-    on_compute = columns.stream == _COMPUTE
-    factor = _stretch(trace, columns)
-    weight = _multiplicity(trace)[trace.sim_rank]
-    keys = np.stack([columns.work, trace.sim_rank, columns.slot, on_compute], axis=1)
-    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
-    rows: dict[tuple[str, str, int, int], NDArray[np.float64]] = {}
-    inverse = inverse.reshape(-1)
-    for index, (work, rank, slot, compute) in enumerate(unique.tolist()):
-        calls = _calls(trace.lowered.works[work].pieces)
-        if not calls:
-            continue
-        chosen = inverse == index
-        mean = weight[chosen]
-        flight = float(mean @ (factor if compute else busy)[chosen])
-        waited = float(mean @ (factor if compute else exposed)[chosen])
-        for (axis, kind), count in calls.items():
-            share = _share(trace, work, axis, kind) if compute else count / sum(calls.values())
-            seconds = _exposed_seconds(trace, work, axis, kind) if compute else share
-            sent = trace.demands[work].wire_bytes * share
-            size, machines = _group(trace, rank, slot, axis)
-            row = rows.setdefault((axis, kind.value, size, machines), np.zeros(4))
-            row += [count * mean.sum(), sent * mean.sum(), flight * seconds, waited * seconds]
-    table = [
-        {
-            "axis": axis,
-            "kind": kind,
-            "calls": float(calls),
-            "bytes": float(sent),
-            "seconds": float(flight),
-            "exposed_seconds": float(waited),
-            "group_size": size,
-            "machines": machines,
-            "network": between if machines > 1 else inside if machines else "",
-        }
-        for (axis, kind, size, machines), (calls, sent, flight, waited) in rows.items()
-    ]
-    return sorted(table, key=lambda row: (-row["exposed_seconds"], -row["seconds"], row["axis"], row["kind"]))
-
-
 def span_kinds(trace: Trace, columns: Columns) -> NDArray[np.int64]:
-    """Kind of time (index into ``KINDS``) that each span stands for as a communication; the stream decides where its demand does not."""
+    """Kind of communication that each span stands for (index into ``KINDS``): by its demand, else by its stream."""
     of_work = np.full(len(trace.demands), -1, dtype=np.int64)
     for work, demand in enumerate(trace.demands):
         spent = [(seconds, -KINDS.index(kind)) for kind, seconds in demand.split if kind in EXPOSED_COMMUNICATION]
@@ -246,10 +180,11 @@ def span_kinds(trace: Trace, columns: Columns) -> NDArray[np.int64]:
     return np.where(known >= 0, known, of_stream[columns.stream])
 
 
-def _multiplicity(trace: Trace) -> NDArray[np.float64]:
+def rank_weights(trace: Trace) -> NDArray[np.float64]:
     """Share of all real ranks that each simulated rank stands for."""
     weights = np.array([rank.multiplicity for rank in trace.lowered.ranks], dtype=np.float64)
-    return weights / weights.sum()
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
 
 
 def _split_matrix(trace: Trace) -> NDArray[np.float64]:
@@ -261,12 +196,12 @@ def _split_matrix(trace: Trace) -> NDArray[np.float64]:
     return matrix
 
 
-def _stretch(trace: Trace, columns: Columns) -> NDArray[np.float64]:
-    """Factor between a span's uncontended split and what it took without contention: the rank's slow-down, where it applied."""
+def stretch(trace: Trace, columns: Columns) -> NDArray[np.float64]:
+    """Factor between each span's uncontended split and what it took but for contention: the rank's slow-down."""
     duration = np.array([demand.duration for demand in trace.demands], dtype=np.float64)[columns.work]
     slow = np.array([rank.slowdown for rank in trace.lowered.ranks], dtype=np.float64)[trace.sim_rank]
     ratio = np.divide(trace.end - trace.start, duration, out=np.ones_like(duration), where=duration > 0)
-    return np.minimum(slow, ratio)
+    return np.where(ratio > slow * (1 + 1e-9), slow, ratio)  # rounding is no contention
 
 
 def _split_by_rank(
@@ -275,9 +210,9 @@ def _split_by_rank(
     """Seconds, simulated rank x kind."""
     ranks = len(trace.lowered.ranks)
     result = np.zeros((ranks, len(KINDS)))
-    on = columns.stream == _COMPUTE
+    on = columns.stream == COMPUTE_STREAM
     owner = trace.sim_rank[on]
-    spent = _split_matrix(trace)[columns.work[on]] * _stretch(trace, columns)[on, None]
+    spent = _split_matrix(trace)[columns.work[on]] * stretch(trace, columns)[on, None]
     busy = (trace.end - trace.start)[on]
     spent[:, KINDS.index(TimeKind.CONTENTION)] += np.maximum(0.0, busy - spent.sum(axis=1))
     for kind in range(len(KINDS)):
@@ -287,7 +222,7 @@ def _split_by_rank(
     return result
 
 
-def _gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Explain every gap of every compute stream: seconds exposed by span, seconds of bubble by simulated rank.
 
     All gaps walk back along ``released_by`` together, so the cost is that of the longest chain, not of their number.
@@ -304,7 +239,7 @@ def _gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[
         end = np.where(known, trace.end[cursor], lower)
         until = np.clip(end, lower, upper)
         since = np.clip(start, lower, until)
-        own = known & (trace.sim_rank[cursor] == rank) & (columns.stream[cursor] != _COMPUTE)
+        own = known & (trace.sim_rank[cursor] == rank) & (columns.stream[cursor] != COMPUTE_STREAM)
         np.add.at(exposed, cursor[own], (until - since)[own])
         waited = (upper - until) + np.where(own, 0.0, until - since)
         bubble += np.bincount(rank, weights=waited, minlength=len(bubble))
@@ -314,7 +249,7 @@ def _gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[
 
 def _gap_bounds(trace: Trace, columns: Columns) -> tuple[NDArray[Any], ...]:
     """Rank, start, end and releasing span of each gap on a compute stream, the one after the last task included."""
-    ids = np.flatnonzero(columns.stream == _COMPUTE)
+    ids = np.flatnonzero(columns.stream == COMPUTE_STREAM)
     ids = ids[np.lexsort((trace.task[ids], trace.sim_rank[ids]))]
     owner = trace.sim_rank[ids]
     follows = np.concatenate([[False], owner[1:] == owner[:-1]])[: len(ids)]
@@ -340,46 +275,6 @@ def _union(start: NDArray[np.float64], end: NDArray[np.float64]) -> float:
     return float(np.maximum(0.0, reach - np.maximum(start, before)).sum())
 
 
-def _calls(pieces: Iterable[Piece]) -> dict[tuple[str, PieceKind], int]:
-    calls: dict[tuple[str, PieceKind], int] = {}
-    for piece in pieces:
-        if piece.kind in COMMUNICATION:
-            key = (piece.axis or "pp", piece.kind)
-            calls[key] = calls.get(key, 0) + 1
-    return calls
-
-
-def _time_kind(axis: str, kind: PieceKind) -> TimeKind:
-    return _AXIS_KIND.get(axis, TimeKind.DP_GATHER if kind is PieceKind.ALL_GATHER else TimeKind.DP_REDUCE)
-
-
-def _exposed_seconds(trace: Trace, work: int, axis: str, kind: PieceKind) -> float:
-    """Uncontended seconds of one compute work that its collectives of one axis and kind take."""
-    calls = _calls(trace.lowered.works[work].pieces)
-    time_kind = _time_kind(axis, kind)
-    alike = sum(count for key, count in calls.items() if _time_kind(*key) is time_kind)
-    spent = sum(seconds for one, seconds in trace.demands[work].split if one is time_kind)
-    return spent * calls[axis, kind] / alike
-
-
-def _share(trace: Trace, work: int, axis: str, kind: PieceKind) -> float:
-    """Share of a work's bytes that its collectives of one axis and kind send: by time, by calls where no time is known."""
-    calls = _calls(trace.lowered.works[work].pieces)
-    total = sum(_exposed_seconds(trace, work, *key) for key in calls)
-    return _exposed_seconds(trace, work, axis, kind) / total if total else calls[axis, kind] / sum(calls.values())
-
-
-def _group(trace: Trace, rank: int, slot: int, axis: str) -> tuple[int, int]:
-    """(size, machines) of the process group that a task of a rank uses; (0, 0) where the lowered job does not say."""
-    slots = trace.lowered.ranks[rank].groups
-    if slot >= 0:
-        group = trace.lowered.groups[slots[slot]]
-        return group.size, group.machines
-    mine = [trace.lowered.groups[index] for index in slots]
-    found = next((group for group in (*mine, *trace.lowered.groups) if group.axis == axis), None)
-    return (found.size, found.machines) if found else (0, 0)
-
-
 def _compute_side(trace: Trace, matrix_peak: float, memory_bandwidth: float) -> str:
     """``matrix math`` or ``memory bandwidth``: the longer side of the roofline of all that the compute streams did."""
     if matrix_peak <= 0 or memory_bandwidth <= 0:
@@ -393,10 +288,10 @@ def _compute_side(trace: Trace, matrix_peak: float, memory_bandwidth: float) -> 
 def _pace(trace: Trace) -> str:
     """Names the rank that is busier than the mean, where that is by more than 2 %."""
     columns = Columns.of(trace)
-    on = columns.stream == _COMPUTE
+    on = columns.stream == COMPUTE_STREAM
     ranks = trace.lowered.ranks
     busy = np.bincount(trace.sim_rank[on], weights=(trace.end - trace.start)[on], minlength=len(ranks))
-    mean = float(_multiplicity(trace) @ busy)
+    mean = float(rank_weights(trace) @ busy)
     slowest = int(np.argmax(busy)) if len(busy) else 0
     if mean <= 0 or busy[slowest] <= 1.02 * mean:
         return ""
