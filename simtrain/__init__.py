@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["Result", "load", "simulate"]
+from simtrain.simulate import Result, simulate
 
 if TYPE_CHECKING:
     from simtrain.scenario.files import load
-    from simtrain.simulate import Result, simulate
+
+__version__ = "0.1.0"
+__all__ = ["Result", "load", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use, so that ``import simtrain`` stays cheap (PEP 562)."""
+    """Import ``load`` on first use, so that ``import simtrain`` and ``simtrain --help`` stay cheap (PEP 562).
+
+    ``simulate`` is imported at once: its module has the same name, and importing it later would put the module in
+    the place of the function.
+    """
     if name == "load":
         from simtrain.scenario.files import load
 
         return load
-    if name in ("Result", "simulate"):
-        from simtrain import simulate as module
-
-        return getattr(module, name)
     raise AttributeError(f"module 'simtrain' has no attribute {name!r}")
