@@ -83,7 +83,9 @@ def test_python_block_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.mark.parametrize("number", [0, 1])
 def test_block_works_in_a_clean_clone(tmp_path: Path, number: int) -> None:
     """What is committed, in a new folder with a new virtual environment."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "VIRTUAL"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "VIRTUAL"))
+    }
     environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], env=environment, check=True)
