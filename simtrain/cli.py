@@ -11,7 +11,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -40,7 +40,14 @@ export = typer.Typer(help="Write something for other tools.", no_args_is_help=Tr
 app.add_typer(export, name="export", epilog="Example: simtrain export schema > scenario.schema.json")
 
 DEMO = "scenarios/llm/llama3-8b-fsdp-8xh100.yaml"
-Row = Mapping[str, Any]
+LISTED = {
+    "accelerators": ("vendor", "architecture", "bf16", "fp16", "fp32", "memory", "memory_bandwidth", "scale_up"),
+    "networks": ("bandwidth", "efficiency", "latency"),
+    "machines": ("accelerator", "devices", "scale_up", "network", "nics", "cores", "ram"),
+}
+"""Kinds of hardware rows that ``simtrain hardware`` lists, and the fields that fit on a line."""
+Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Kind -> name -> field -> ``{value, source, note, ...}``."""
 
 
 class Format(StrEnum):
@@ -189,6 +196,32 @@ def _make(directory: Path) -> None:
         raise InputError([Problem(file=str(directory), message=f"cannot be written to: {error.strerror}")]) from error
 
 
+@app.command(epilog="Example: simtrain hardware H100-SXM5-80GB")
+def hardware(
+    name: Annotated[str | None, typer.Argument(help="Show one row, with the source of every number.")] = None,
+    form: Listing = Format.TABLE,
+    specs: Specs = None,
+) -> None:
+    """List accelerators, networks and machines, or show one of them."""
+    from simtrain.scenario.tables import load_tables
+
+    tables = load_tables(tuple(specs or ()))
+    rows = {kind: {row: tables.raw(kind, row) for row in getattr(tables, kind)} for kind in LISTED}
+    if name is not None:
+        known = [row for table in rows.values() for row in table]
+        if name not in known:
+            raise InputError(f"unknown hardware {name!r}{did_you_mean(name, known)}; see: simtrain hardware")
+        rows = {kind: {name: table[name]} for kind, table in rows.items() if name in table}
+    if form in (Format.JSON, Format.YAML):
+        _data(rows, form)
+    elif form is Format.CSV:
+        _csv(rows)
+    elif name is None:
+        _overview(rows)
+    else:
+        _details(rows)
+
+
 @app.command(epilog="Example: simtrain schedule interleaved --stages 4 --microbatches 8 --virtual 2 -f csv")
 def schedule(
     name: Annotated[str, typer.Argument(help="Name of a schedule, or a CSV file in PyTorch's format to check.")],
@@ -241,6 +274,50 @@ def _data(data: object, form: Format) -> None:
         from simtrain.scenario.yamltext import dump
 
         typer.echo(dump(data), nl=False)
+
+
+def _cells(rows: Rows) -> Iterator[dict[str, str]]:
+    """Every number of every row, with where it comes from."""
+    for kind, table in rows.items():
+        for name, row in table.items():
+            for key, cell in row.items():
+                whole = cell if isinstance(cell, Mapping) else {"value": cell}
+                source = "; ".join(whole.get("source", ()))
+                note = ", ".join(str(whole[part]) for part in ("region", "date", "note") if part in whole)
+                yield dict(kind=kind, name=name, key=key, value=_text(whole), source=source, note=note)
+
+
+def _text(cell: object) -> str:
+    value = cell.get("value", "") if isinstance(cell, Mapping) else cell
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _csv(rows: Rows) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["kind", "name", "key", "value", "source", "note"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_cells(rows))
+    typer.echo(text.getvalue(), nl=False)
+
+
+def _overview(rows: Rows) -> None:
+    from rich.table import Table
+
+    for kind, fields in LISTED.items():
+        table = Table("name", *(field.replace("_", " ") for field in fields), title=kind, title_justify="left")
+        for name, row in rows[kind].items():
+            table.add_row(name, *(_text(row.get(field, "")) for field in fields))
+        _console().print(table)
+
+
+def _details(rows: Rows) -> None:
+    from rich.table import Table
+
+    for kind, named in rows.items():
+        table = Table("key", "value", "source", "note", title=f"{next(iter(named))} ({kind})", title_justify="left")
+        for cell in _cells({kind: named}):
+            table.add_row(cell["key"], cell["value"], cell["source"], cell["note"])
+        _console().print(table)
 
 
 def _console() -> Console:
