@@ -284,7 +284,7 @@ def _cells(rows: Rows) -> Iterator[dict[str, str]]:
                 whole = cell if isinstance(cell, Mapping) else {"value": cell}
                 source = "; ".join(whole.get("source", ()))
                 note = ", ".join(str(whole[part]) for part in ("region", "date", "note") if part in whole)
-                yield dict(kind=kind, name=name, key=key, value=_text(whole), source=source, note=note)
+                yield {"kind": kind, "name": name, "key": key, "value": _text(whole), "source": source, "note": note}
 
 
 def _text(cell: object) -> str:
