@@ -59,7 +59,6 @@ class _Lowering:
     def run(self) -> Lowered:
         stage_rank = {action.stage: rank for rank, actions in enumerate(self.program) for action in actions}
         neighbours = [_neighbours(here, actions, stage_rank) for here, actions in enumerate(self.program)]
-        partners = self._partners(neighbours)
         lists: dict[tuple[int, Surroundings], tuple[int, TaskList, tuple[Slot, ...]]] = {}
         ranks = []
         for index, rank in enumerate(self.placement.ranks):
@@ -76,7 +75,7 @@ class _Lowering:
                 )
                 lists[here, around] = (len(lists), *builder.build())
             number, _, slots = lists[here, around]
-            groups = tuple(self._group(index, here, slot, partners) for slot in slots)
+            groups = tuple(self._group(index, here, slot) for slot in slots)
             ranks.append(SimRank(rank.rank, rank.multiplicity, rank.coordinate, number, groups, rank.slowdown))
         return Lowered(
             works=tuple(self.works),
@@ -88,15 +87,6 @@ class _Lowering:
 
     def _pipeline_rank(self, index: int) -> int:
         return dict(self.placement.ranks[index].coordinate)["pp"]
-
-    def _partners(self, neighbours: list[list[int]]) -> dict[tuple[int, int], int]:
-        """(simulated rank, pipeline rank of a neighbour) -> simulated rank that it exchanges messages with."""
-        found = {}
-        for index in range(len(self.placement.ranks)):
-            for there in neighbours[self._pipeline_rank(index)]:
-                parties = self.placement.groups[self.placement.channel(index, there)].parties
-                found[index, there] = parties[0] if parties[1] == index else parties[1]
-        return found
 
     def _surroundings(self, index: int, here: int, neighbours: list[int]) -> Surroundings:
         axes = ["tp", "dp", "model"]
@@ -110,13 +100,13 @@ class _Lowering:
             tensor_joint=len(found["tp"].parties) > 1 or found["tp"].machines > 1,
         )
 
-    def _group(self, index: int, here: int, slot: Slot, partners: dict[tuple[int, int], int]) -> int:
+    def _group(self, index: int, here: int, slot: Slot) -> int:
         if slot.axis != "pp":
             number = self.placement.group(slot.axis, index)
         elif slot.source == here:
             number = self.placement.channel(index, slot.target)
         else:
-            number = self.placement.channel(partners[index, slot.source], slot.target)
+            number = self.placement.channel(self.placement.partner(index, slot.source), slot.target)
         return self.groups.setdefault((number, slot), len(self.groups))
 
 

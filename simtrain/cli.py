@@ -1,0 +1,331 @@
+"""Arguments and terminal output: the only place with any of either.
+
+Nothing heavy is imported before a verb needs it, so that ``simtrain --help`` answers at once. Data goes to standard
+output, chatter to standard error.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simtrain.errors import DoesNotFit, InputError, Problem, ProgramError, SimtrainError, did_you_mean
+from simtrain.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simtrain.program.actions import Program
+    from simtrain.scenario.scenario import Scenario
+
+app = typer.Typer(
+    name="simtrain",
+    help="How long a training step takes, what it waits for, whether it fits, what it costs.",
+    epilog="Example: simtrain demo",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+export = typer.Typer(help="Write something for other tools.", no_args_is_help=True)
+app.add_typer(export, name="export", epilog="Example: simtrain export schema > scenario.schema.json")
+
+DEMO = "scenarios/llm/llama3-8b-fsdp-8xh100.yaml"
+LISTED = {
+    "accelerators": ("vendor", "architecture", "bf16", "fp16", "fp32", "memory", "memory_bandwidth", "scale_up"),
+    "networks": ("bandwidth", "efficiency", "latency"),
+    "machines": ("accelerator", "devices", "scale_up", "network", "nics", "cores", "ram"),
+}
+"""Kinds of hardware rows that ``simtrain hardware`` lists, and the fields that fit on a line."""
+Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Kind -> name -> field -> ``{value, source, note, ...}``."""
+
+
+class Format(StrEnum):
+    """How a listing is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    YAML = "yaml"
+
+
+Specs = Annotated[list[Path] | None, typer.Option("--specs", metavar="DIR", help="Folder of extra hardware rows.")]
+Listing = Annotated[Format, typer.Option("-f", "--format", help="How to write the listing.")]
+
+
+def main() -> None:
+    """Entry point: run a verb and turn what simtrain raises into messages and exit codes."""
+    code = _guarded()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (| head): nothing left to say, not even at interpreter exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _guarded() -> int:
+    try:
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except InputError as error:
+        for problem in error.problems:
+            _say(" ".join(str(problem).split()))
+        return error.exit_code
+    except Exception as error:
+        if os.environ.get("SIMTRAIN_DEBUG"):
+            raise
+        if isinstance(error, SimtrainError):
+            _say(f"simtrain: {error}")
+            return error.exit_code
+        _say(f"simtrain: unforeseen {type(error).__name__}: {error} (SIMTRAIN_DEBUG=1 shows where)")
+        return 1
+    return 0
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from simtrain import __version__
+
+        typer.echo(f"simtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    """How long a training step takes, what it waits for, whether it fits, what it costs."""
+
+
+@app.command(epilog="Example: simtrain run scenarios/llm/gpt3-175b-1024xa100.yaml -o training.micro_batch=2")
+def run(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Default: reports/<scenario name>.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON on standard output.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 where the model does not fit.")] = False,
+    override: Annotated[list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="Change a key.")] = None,
+    specs: Specs = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw pictures and the HTML page.")] = True,
+    advice: Annotated[bool, typer.Option("--advice/--no-advice", help="Simulate changes that may help.")] = True,
+) -> None:
+    """Simulate one training step and report on it, in the terminal and as files."""
+    from simtrain.scenario.files import load
+
+    loaded = load(scenario, specs=tuple(specs or ()), overrides=tuple(override or ()))
+    _report(
+        loaded,
+        directory=out or Path("reports") / loaded.name,
+        specs=tuple(specs or ()),
+        as_json=as_json,
+        figures=figures,
+        advice=advice,
+        strict=strict,
+    )
+
+
+@app.command(epilog="Example: simtrain demo")
+def demo(
+    path: Annotated[Path, typer.Argument(help="Where the scenario goes.")] = Path("demo.yaml"),
+) -> None:
+    """Write a small scenario (Llama-3 8B on 8 H100) and simulate it: no file, accelerator or network needed."""
+    from simtrain.scenario.files import load
+    from simtrain.scenario.tables import shipped
+
+    text = shipped(DEMO).read_text(encoding="utf-8")
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
+        raise InputError([Problem(file=str(path), message="exists already; name another file for the demo")])
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError([Problem(file=str(path), message=f"cannot be written: {error.strerror}")]) from error
+    _say(f"wrote {path}; change it and run: simtrain run {path}")
+    loaded = load(path)
+    _report(loaded, directory=Path("reports") / loaded.name)
+
+
+def _report(
+    scenario: Scenario,
+    *,
+    directory: Path,
+    specs: Sequence[Path] = (),
+    as_json: bool = False,
+    figures: bool = True,
+    advice: bool = True,
+    strict: bool = False,
+) -> None:
+    """Simulate, write the files, print the report."""
+    from simtrain import report, simulate
+
+    _make(directory)
+    result = simulate(scenario)
+    summary = dict(result.summary)
+    if advice:
+        from simtrain.study.advise import advise
+
+        summary["advice"] = [asdict(one) for one in advise(scenario, result, specs=specs)]
+    written = report.write(result, directory, summary=summary, figures=figures)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+    else:
+        report.terminal.render(summary, _console())
+    _say(f"wrote {directory}/{{{','.join(path.name for path in written)}}}")
+    if strict and not summary["fits"]:
+        peak, capacity = (format_bytes(summary["memory"][key]) for key in ("peak_bytes", "capacity_bytes"))
+        raise DoesNotFit(f"{scenario.name} does not fit: it needs {peak} of {capacity}")
+
+
+def _make(directory: Path) -> None:
+    """Fail before the work, not after it, where the results cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".simtrain-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError([Problem(file=str(directory), message=f"cannot be written to: {error.strerror}")]) from error
+
+
+@app.command(epilog="Example: simtrain hardware H100-SXM5-80GB")
+def hardware(
+    name: Annotated[str | None, typer.Argument(help="Show one row, with the source of every number.")] = None,
+    form: Listing = Format.TABLE,
+    specs: Specs = None,
+) -> None:
+    """List accelerators, networks and machines, or show one of them."""
+    from simtrain.scenario.tables import load_tables
+
+    tables = load_tables(tuple(specs or ()))
+    rows = {kind: {row: tables.raw(kind, row) for row in getattr(tables, kind)} for kind in LISTED}
+    if name is not None:
+        known = [row for table in rows.values() for row in table]
+        if name not in known:
+            raise InputError(f"unknown hardware {name!r}{did_you_mean(name, known)}; see: simtrain hardware")
+        rows = {kind: {name: table[name]} for kind, table in rows.items() if name in table}
+    if form in (Format.JSON, Format.YAML):
+        _data(rows, form)
+    elif form is Format.CSV:
+        _csv(rows)
+    elif name is None:
+        _overview(rows)
+    else:
+        _details(rows)
+
+
+@app.command(epilog="Example: simtrain schedule interleaved --stages 4 --microbatches 8 --virtual 2 -f csv")
+def schedule(
+    name: Annotated[str, typer.Argument(help="Name of a schedule, or a CSV file in PyTorch's format to check.")],
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline ranks (of a named schedule).")] = 4,
+    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches a step (of a named schedule).")] = 8,
+    virtual: Annotated[int, typer.Option(min=1, help="Stages a rank (of a named schedule).")] = 1,
+    form: Listing = Format.TABLE,
+) -> None:
+    """Print a pipeline schedule as a grid, or check one that was written by hand."""
+    from simtrain.program import grid
+    from simtrain.program.schedules import build
+
+    path = Path(name)
+    program = _read_grid(path) if path.suffix == ".csv" else build(name, stages, microbatches, virtual)
+    if form is Format.TABLE:
+        typer.echo(grid.render(program))
+    elif form is Format.CSV:
+        typer.echo(grid.to_csv(program), nl=False)
+    else:
+        _data([[str(action) for action in rank] for rank in program], form)
+
+
+def _read_grid(path: Path) -> Program:
+    from simtrain.program import grid
+    from simtrain.program.validation import validate
+    from simtrain.scenario.yamltext import read_text
+
+    program = grid.from_csv(read_text(path), str(path))
+    actions = [action for rank in program for action in rank]
+    try:
+        validate(program, 1 + max(one.stage for one in actions), 1 + max(one.microbatch for one in actions))
+    except ProgramError as error:
+        raise InputError([Problem(file=str(path), message=str(error))]) from error
+    return program
+
+
+@export.command(epilog="Example: simtrain export schema > scenario.schema.json")
+def schema() -> None:
+    """JSON Schema of scenario files, for editors that complete and check them."""
+    from simtrain.scenario.files import json_schema
+
+    _data(json_schema(), Format.JSON)
+
+
+def _data(data: object, form: Format) -> None:
+    """JSON or YAML on standard output."""
+    if form is Format.JSON:
+        typer.echo(json.dumps(data, indent=2, default=str))
+    else:
+        from simtrain.scenario.yamltext import dump
+
+        typer.echo(dump(data), nl=False)
+
+
+def _cells(rows: Rows) -> Iterator[dict[str, str]]:
+    """Every number of every row, with where it comes from."""
+    for kind, table in rows.items():
+        for name, row in table.items():
+            for key, cell in row.items():
+                whole = cell if isinstance(cell, Mapping) else {"value": cell}
+                source = "; ".join(whole.get("source", ()))
+                note = ", ".join(str(whole[part]) for part in ("region", "date", "note") if part in whole)
+                yield {"kind": kind, "name": name, "key": key, "value": _text(whole), "source": source, "note": note}
+
+
+def _text(cell: object) -> str:
+    value = cell.get("value", "") if isinstance(cell, Mapping) else cell
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _csv(rows: Rows) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["kind", "name", "key", "value", "source", "note"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_cells(rows))
+    typer.echo(text.getvalue(), nl=False)
+
+
+def _overview(rows: Rows) -> None:
+    from rich.table import Table
+
+    for kind, fields in LISTED.items():
+        table = Table("name", *(field.replace("_", " ") for field in fields), title=kind, title_justify="left")
+        for name, row in rows[kind].items():
+            table.add_row(name, *(_text(row.get(field, "")) for field in fields))
+        _console().print(table)
+
+
+def _details(rows: Rows) -> None:
+    from rich.table import Table
+
+    for kind, named in rows.items():
+        table = Table("key", "value", "source", "note", title=f"{next(iter(named))} ({kind})", title_justify="left")
+        for cell in _cells({kind: named}):
+            table.add_row(cell["key"], cell["value"], cell["source"], cell["note"])
+        _console().print(table)
+
+
+def _console() -> Console:
+    """Standard output; as wide as it takes where no terminal sets the width."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
