@@ -41,15 +41,26 @@ def lower(scenario: Scenario, *, fold: bool = True, merge: bool = True) -> Lower
     Lowered
         Task lists, simulated ranks, process groups, distinct works.
     """
-    layout = scenario.parallelism.layout
-    placement = place(layout, scenario.cluster, fold=fold, slowdowns=slowdowns(scenario))
-    return _Lowering(scenario, pipeline_program(scenario), placement, merge).run()
+    program = pipeline_program(scenario)
+    stage_rank = {action.stage: rank for rank, actions in enumerate(program) for action in actions}
+    neighbours = tuple(_neighbours(here, actions, stage_rank) for here, actions in enumerate(program))
+    placement = place(
+        scenario.parallelism.layout,
+        scenario.cluster,
+        fold=fold,
+        slowdowns=slowdowns(scenario),
+        channels={(here, there) for here, beside in enumerate(neighbours) for there in beside},
+    )
+    return _Lowering(scenario, program, stage_rank, neighbours, placement, merge).run()
 
 
 @dataclass(slots=True)
 class _Lowering:
     scenario: Scenario
     program: Program
+    stage_rank: dict[int, int]
+    neighbours: tuple[list[int], ...]
+    """By pipeline rank: those that it exchanges messages with."""
     placement: Placement
     merge: bool
     works: dict[Work, int] = field(default_factory=dict)
@@ -57,18 +68,16 @@ class _Lowering:
     """(placement group, use) -> lowered group: two uses of one process group are two groups to the engine."""
 
     def run(self) -> Lowered:
-        stage_rank = {action.stage: rank for rank, actions in enumerate(self.program) for action in actions}
-        neighbours = [_neighbours(here, actions, stage_rank) for here, actions in enumerate(self.program)]
         lists: dict[tuple[int, Surroundings], tuple[int, TaskList, tuple[Slot, ...]]] = {}
         ranks = []
         for index, rank in enumerate(self.placement.ranks):
             here = self._pipeline_rank(index)
-            around = self._surroundings(index, here, neighbours[here])
+            around = self._surroundings(index, here, self.neighbours[here])
             if (here, around) not in lists:
                 builder = RankList(
                     self.scenario,
                     self.program[here],
-                    stage_rank=stage_rank,
+                    stage_rank=self.stage_rank,
                     around=around,
                     works=self.works,
                     merge=self.merge,
