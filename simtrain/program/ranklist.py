@@ -115,7 +115,7 @@ class RankList:
             if at in needs:
                 deps = (*deps, self._gather(needs[at]))
             run = pieces[at:after]
-            end = self._compute(action, run, deps, _name(run))
+            end = self._compute(action, run, deps, f"{_place(run)} {action.kind.value}")
             deps = ()
             if after - 1 in leaves:
                 self.unit_ends.append(end)
@@ -275,7 +275,6 @@ def _last(pieces: tuple[Piece, ...], unit: Unit) -> int:
     return max(i for i, piece in enumerate(pieces) if (piece.part, piece.layer) in unit.parts)
 
 
-def _name(run: tuple[Piece, ...]) -> str:
+def _place(run: tuple[Piece, ...]) -> str:
     first = run[0]
-    place = first.part.value if first.layer < 0 else f"block {first.layer}"
-    return f"{place} {first.kind.value}"
+    return first.part.value if first.layer < 0 else f"block {first.layer}"
