@@ -99,6 +99,14 @@ class Stack:
     """Context, libraries and communicator buffers a device, byte."""
     reserve_fraction: float = 0.0
     """Allocator reserve over the allocated peak."""
+    fused_grad_accumulation: bool = False
+    """The weight-gradient product accumulates into the gradient buffer (Megatron ``gradient_accumulation_fusion``)."""
+    grad_buffer: bool = False
+    """Gradients are added to a contiguous buffer after every microbatch, the first included (Megatron's local DDP)."""
+    overlap_tp_backward: bool = False
+    """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight-gradient product."""
+    fused_linear_bias: bool = True
+    """The bias of a linear layer is added in the product's epilogue."""
     source: str = ""
 
 

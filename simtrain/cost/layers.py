@@ -1,0 +1,337 @@
+"""Which ops a piece of a transformer is made of, on one rank.
+
+Byte counts follow the kernels that the stack launches: every operand of an unfused element-wise kernel is read and written
+in HBM, a fused chain reads its inputs and writes its result once. ``e`` is the bytes of an activation element. Token-wise
+work between tensor-parallel regions (norm, dropout, residual) is split over tp ranks under sequence parallelism
+(Korthikanti 2022, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from simtrain.cost.ops import FusedAttention, MatMul, Op, Sweep
+from simtrain.scenario.hardware import AcceleratorKind, Precision
+from simtrain.scenario.model import BlockKind, Family, Part
+from simtrain.scenario.scenario import Attention, Scenario
+
+_FP32 = 4.0
+
+
+class Pass(Enum):
+    """The three computations of a layer: dgrad and wgrad are products of their own shapes."""
+
+    FORWARD = "forward"
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Sizes that the layers of one rank share, derived once a scenario."""
+
+    scenario: Scenario
+    tokens: int
+    """Of one microbatch on one context-parallel rank."""
+    local_tokens: int
+    """The share of ``tokens`` between tensor-parallel regions."""
+    tp: int
+    e: float
+    """Bytes of an activation element."""
+    linear: Precision
+    """Input format of the linear layers' products."""
+    core: Precision
+    """Of attention and head (fp8 training leaves them at bf16)."""
+    xla: bool
+    """A whole-graph compiler that fuses element-wise work into the neighbouring product."""
+
+    @staticmethod
+    def of(scenario: Scenario) -> Shapes:
+        """Derive the sizes of a scenario."""
+        training, layout = scenario.training, scenario.parallelism.layout
+        tokens = training.micro_batch * training.seq_len // layout.cp
+        wide = training.precision in (Precision.FP32, Precision.TF32)
+        return Shapes(
+            scenario=scenario,
+            tokens=tokens,
+            local_tokens=tokens // layout.tp if scenario.parallelism.sequence_parallel else tokens,
+            tp=layout.tp,
+            e=4.0 if wide else 2.0,
+            linear=training.precision,
+            core=Precision.BF16 if training.precision is Precision.FP8 else training.precision,
+            xla=scenario.cluster.accelerator.kind is AcceleratorKind.TPU,
+        )
+
+
+def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int) -> Iterator[Op]:
+    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included."""
+    fp8 = c.linear is Precision.FP8
+    in_bytes = 1.0 if fp8 else c.e
+    if which is Pass.FORWARD:
+        if fp8:  # quantise the input and its transpose for wgrad
+            yield Sweep(tokens * inp * (c.e + 2.0), 2.0)
+        yield MatMul(tokens, out, inp, c.linear, in_bytes=in_bytes, out_bytes=c.e)
+    elif which is Pass.INPUT_GRAD:
+        if fp8:
+            yield Sweep(tokens * out * (c.e + 2.0), 2.0)
+        yield MatMul(tokens, inp, out, c.linear, in_bytes=in_bytes, out_bytes=c.e)
+    else:
+        yield from _weight_grad(c, c.linear, tokens, out, inp, in_bytes)
+
+
+def _weight_grad(c: Shapes, precision: Precision, tokens: int, out: int, inp: int, in_bytes: float) -> Iterator[Op]:
+    """dW[out, inp] and its accumulation into the gradient buffer, inside the product's epilogue or as a pass after it."""
+    stack, elements = c.scenario.stack, out * inp
+    grad = _FP32 if c.e == _FP32 else stack.grad_bytes
+    if c.xla or stack.fused_grad_accumulation:
+        epilogue = (2.0 * grad - c.e) * elements if c.scenario.microbatches > 1 or not c.xla else 0.0
+        yield MatMul(out, inp, tokens, precision, in_bytes=in_bytes, out_bytes=c.e, epilogue_bytes=epilogue)
+        return
+    yield MatMul(out, inp, tokens, precision, in_bytes=in_bytes, out_bytes=c.e)
+    if c.scenario.microbatches > 1 or stack.grad_buffer:
+        yield Sweep((c.e + 2.0 * grad) * elements)
+
+
+def _bias_grad(c: Shapes, tokens: int, width: int) -> Iterator[Op]:
+    """Sum of a gradient over tokens, unless the compiler folds it into its producer."""
+    if not c.xla:
+        yield Sweep(c.e * tokens * width)
+
+
+def _norm(c: Shapes, which: Pass, width: int) -> Iterator[Op]:
+    """Layer norm or RMS norm over the last axis. Composite RMS norm runs in fp32, one kernel an operator."""
+    elements, stack, rms = c.local_tokens * width, c.scenario.stack, c.scenario.model.rms_norm
+    if which is Pass.WEIGHT_GRAD:
+        return
+    forward = which is Pass.FORWARD
+    if c.xla:  # the statistics are one read, the scaling is fused into the product behind it
+        yield Sweep((1 if forward else 2) * c.e * elements)
+    elif stack.compiled:  # fused with the residual addition before it: read there, written here
+        yield Sweep((1 if forward else 4) * c.e * elements, 1.0 if forward else 2.0)
+    elif stack.fused_norm or not rms:
+        yield Sweep((2 if forward else 5) * c.e * elements, 1.0 if forward else 2.0)
+    else:
+        cast = c.e + _FP32
+        yield Sweep((2 * cast + 3 * _FP32 + 2 * c.e) * elements * (1 if forward else 2), 6.0 if forward else 12.0)
+
+
+def _residual(c: Shapes, which: Pass) -> Iterator[Op]:
+    """Bias, dropout (with a mask of one byte) and residual addition, fused or one kernel each."""
+    model, stack = c.scenario.model, c.scenario.stack
+    if c.xla or which is Pass.WEIGHT_GRAD:
+        if model.bias and which is Pass.WEIGHT_GRAD:
+            yield from _bias_grad(c, c.local_tokens, model.hidden)
+        return
+    elements = c.local_tokens * model.hidden
+    mask = 1.0 if model.dropout else 0.0
+    if which is Pass.INPUT_GRAD:  # through the dropout, then the sum of the two branches' gradients
+        dropout = 2 * c.e + mask if model.dropout else 0.0
+        yield Sweep((dropout + 3 * c.e) * elements, 1.0 + mask)
+    elif stack.fused_elementwise or stack.compiled:
+        yield Sweep((3 * c.e + mask) * elements)
+    else:
+        parts = [3 * c.e] + [2 * c.e] * model.bias + [2 * c.e + mask] * model.dropout
+        yield Sweep(sum(parts) * elements, float(len(parts)))
+
+
+def _activation(c: Shapes, which: Pass, width: int) -> Iterator[Op]:
+    """GeLU with its bias, or SiLU times gate, over ``width`` columns of one rank."""
+    model, stack = c.scenario.model, c.scenario.stack
+    elements = c.tokens * width
+    if which is Pass.WEIGHT_GRAD:
+        if model.bias:
+            yield from _bias_grad(c, c.tokens, width)
+        return
+    if c.xla:
+        return
+    forward, fused = which is Pass.FORWARD, stack.fused_elementwise or stack.compiled
+    if model.gated_mlp:
+        passes = (3 if fused else 5) if forward else (5 if fused else 9)
+    else:
+        passes = (2 if fused or not model.bias else 4) if forward else 3
+    kernels = 1.0 if fused else 2.0 if forward else 3.0
+    yield Sweep(passes * c.e * elements, kernels)
+
+
+def _qkv_extras(c: Shapes, which: Pass, width: int) -> Iterator[Op]:
+    """Bias, rotary embedding and layout changes between the QKV product and the core."""
+    model, stack = c.scenario.model, c.scenario.stack
+    if c.xla:
+        return
+    bias = model.bias or model.qkv_bias
+    if which is Pass.WEIGHT_GRAD:
+        if bias:
+            yield from _bias_grad(c, c.tokens, width)
+        return
+    if which is Pass.FORWARD and bias and not (stack.fused_linear_bias or stack.compiled):
+        yield Sweep(2 * c.e * c.tokens * width)
+    if which is Pass.INPUT_GRAD:  # the gradients of q, k and v are concatenated
+        yield Sweep(2 * c.e * c.tokens * width)
+    if model.family in (Family.LLAMA, Family.MOE) and not model.max_positions:
+        rotated = c.tokens * (model.heads + model.kv_heads) * model.head_dim / c.tp
+        fused = stack.fused_elementwise or stack.compiled
+        # eager: to fp32 and back around a complex product (read 2, write 4; read 4, write 4; read 4, write 2)
+        yield Sweep((2 * c.e if fused else 20.0) * rotated, 2.0 if fused else 6.0)
+
+
+def core(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) -> Iterator[Op]:
+    """Attention core of one block: scores, softmax, dropout, weighted sum."""
+    if which is Pass.WEIGHT_GRAD:
+        return
+    training, model = c.scenario.training, c.scenario.model
+    heads = training.micro_batch * max(1, model.heads // c.tp)
+    keys, queries = training.seq_len, training.seq_len // c.scenario.parallelism.layout.cp
+    causal = block is not BlockKind.ENCODER and not cross
+    if model.sliding_window and model.sliding_window < keys:  # a band: as many keys as the window, no triangle
+        keys, causal = model.sliding_window, False
+    if training.attention is not Attention.UNFUSED:
+        kv = 2 * training.micro_batch * max(1, model.kv_heads // c.tp) * keys
+        moved = (2 * heads * queries + kv) * model.head_dim * c.e
+        backward = which is Pass.INPUT_GRAD
+        # backward reads q, k, v, o, do, writes dq (accumulated in fp32), dk, dv
+        yield FusedAttention(
+            backward, heads, queries, keys, model.head_dim, causal, moved * 3.0 if backward else moved
+        )
+        return
+    yield from _unfused_core(c, which, heads, (queries, keys), causal)
+
+
+def _unfused_core(c: Shapes, which: Pass, heads: int, span: tuple[int, int], causal: bool) -> Iterator[Op]:
+    """Attention that writes its scores: batched products around HBM-bound softmax and dropout.
+
+    The fused scale-mask-softmax kernel reads only the lower triangle of a causal mask; the products do all the work.
+    """
+    model, stack = c.scenario.model, c.scenario.stack
+    (queries, keys), d = span, model.head_dim
+    scores, mask = float(heads * queries * keys), 1.0 if model.dropout else 0.0
+    read = 0.5 if causal and stack.fused_softmax else 1.0
+
+    def product(m: int, n: int, k: int) -> MatMul:
+        return MatMul(m, n, k, c.core, batch=heads, in_bytes=c.e, out_bytes=c.e)
+
+    dropout = (2 * c.e + mask) * scores if model.dropout and not c.xla else 0.0
+    if which is Pass.FORWARD:
+        yield product(queries, keys, d)
+        if stack.fused_softmax or stack.compiled or c.xla:
+            yield Sweep((read + 1) * c.e * scores)
+        else:  # scale, mask, cast to fp32, softmax, cast back
+            yield Sweep((2 * 2 * c.e + 2 * (c.e + _FP32) + 2 * _FP32) * scores, 5.0)
+        if dropout:
+            yield Sweep(dropout)
+        yield product(queries, d, keys)
+        yield Sweep(2 * c.e * heads * queries * d)  # heads back beside each other
+        return
+    yield Sweep(2 * c.e * heads * queries * d)
+    yield product(queries, keys, d)  # dP = dO V'
+    yield product(keys, d, queries)  # dV = P' dO
+    if dropout:
+        yield Sweep(dropout)
+    if stack.fused_softmax or stack.compiled or c.xla:
+        yield Sweep((2 * read + 1) * c.e * scores)
+    else:
+        yield Sweep((2 * 2 * c.e + 2 * (c.e + _FP32) + 3 * _FP32) * scores, 5.0)
+    yield product(queries, d, keys)  # dQ = dS K
+    yield product(keys, d, queries)  # dK = dS' Q
+
+
+def _attention(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) -> Iterator[Op]:
+    model = c.scenario.model
+    width = model.heads * model.head_dim // c.tp
+    kv_width = 2 * max(1, model.kv_heads // c.tp) * model.head_dim
+    yield from _norm(c, which, model.hidden)
+    if cross:  # queries from the decoder, keys and values from the encoder's output
+        yield from _linear(c, which, c.tokens, width, model.hidden)
+        yield from _linear(c, which, c.tokens, kv_width, model.hidden)
+    else:
+        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden)
+    yield from _qkv_extras(c, which, width + kv_width)
+    yield from core(c, which, block, cross)
+    yield from _linear(c, which, c.tokens, model.hidden, width)
+    yield from _residual(c, which)
+
+
+def _mlp(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
+    model = c.scenario.model
+    width = model.ffn_hidden // c.tp
+    yield from _norm(c, which, model.hidden)
+    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden)
+    yield from _activation(c, which, width)
+    yield from _linear(c, which, c.tokens, model.hidden, width)
+    yield from _residual(c, which)
+
+
+def _embedding(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
+    """Gather, position, dropout; backward scatters into a dense gradient of the whole table."""
+    model = c.scenario.model
+    elements = c.tokens * model.hidden
+    adds = (1 if model.max_positions else 0) + (1 if model.token_types else 0)
+    mask = 1.0 if model.dropout else 0.0
+    if which is Pass.FORWARD:
+        yield Sweep((2 + 3 * adds + 2 * mask) * c.e * elements + mask * elements, 1.0 + adds + mask)
+    elif which is Pass.WEIGHT_GRAD:
+        table = model.padded_vocab(c.tp) / c.tp * model.hidden
+        accumulate = c.scenario.microbatches > 1 or c.scenario.stack.grad_buffer
+        yield Sweep((3 * c.e + 2 * mask * c.e + mask) * elements, 2.0 + mask)
+        yield Sweep((c.e + (c.e + 2 * c.scenario.stack.grad_bytes if accumulate else 0.0)) * table, 2.0)
+
+
+def _head(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
+    """Final norm, vocabulary projection, cross entropy in fp32."""
+    model, stack = c.scenario.model, c.scenario.stack
+    columns = model.padded_vocab(c.tp) // c.tp
+    logits = float(c.tokens * columns)
+    yield from _norm(c, which, model.hidden)
+    if model.family is Family.BERT:  # the masked-language-model transform: dense, GeLU, norm
+        yield from _linear(c, which, c.tokens, model.hidden, model.hidden)
+        yield from _norm(c, which, model.hidden)
+    if which is Pass.WEIGHT_GRAD:
+        yield from _weight_grad(c, c.core, c.tokens, columns, model.hidden, c.e)
+        return
+    narrow = c.e if c.e < _FP32 else 0.0
+    fused = stack.compiled or c.xla
+    if which is Pass.FORWARD:
+        yield MatMul(c.tokens, columns, model.hidden, c.core, in_bytes=c.e, out_bytes=c.e)
+        cast = narrow + _FP32 if narrow else 0.0
+        if fused:  # two reads: maximum, then sum of exponentials
+            yield Sweep(2 * c.e * logits)
+        elif c.tp > 1:  # Megatron's vocabulary-parallel loss: cast, max, subtract, exp, sum, divide
+            yield Sweep((cast + (1 + 2 + 2 + 1 + 2) * _FP32) * logits, 8.0)
+        else:  # cast, log-softmax (three reads and a write)
+            yield Sweep((cast + 4 * _FP32) * logits, 3.0)
+    else:
+        yield Sweep((2 * c.e if fused else 3 * _FP32 + (_FP32 + narrow if narrow else 0.0)) * logits, 1.0 if fused else 3.0)
+        yield MatMul(c.tokens, model.hidden, columns, c.core, in_bytes=c.e, out_bytes=c.e)
+
+
+_PARTS: dict[Part, Callable[[Shapes, Pass, BlockKind], Iterator[Op]]] = {
+    Part.EMBEDDING: _embedding,
+    Part.ATTENTION: _attention,
+    Part.CORE: core,
+    Part.CROSS_ATTENTION: lambda c, which, block: _attention(c, which, block, cross=True),
+    Part.MLP: _mlp,
+    Part.HEAD: _head,
+}
+
+
+def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
+    """Ops of one part of the model on one rank for one microbatch.
+
+    Parameters
+    ----------
+    c
+        Sizes of the scenario.
+    which
+        Forward, input gradient or weight gradient.
+    part
+        EMBEDDING, ATTENTION, CORE, CROSS_ATTENTION, MLP or HEAD.
+    block
+        Kind of block; it decides the mask.
+
+    Raises
+    ------
+    KeyError
+        For a part that computes nothing.
+    """
+    return tuple(_PARTS[part](c, which, block))

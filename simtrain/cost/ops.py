@@ -1,0 +1,80 @@
+"""The smallest costed units: matrix products, passes over memory, fused attention kernels.
+
+Numbers only: an op knows its shape and its bytes, and no device. ``layers`` says which ops a piece of a model is made of,
+``compute`` how long a device takes for one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simtrain.scenario.hardware import Precision
+
+
+class MatMul(NamedTuple):
+    """``batch`` products C[m, n] = A[m, k] B[k, n]."""
+
+    m: int
+    n: int
+    k: int
+    precision: Precision
+    batch: int = 1
+    in_bytes: float = 2.0
+    """Bytes an element of A and B."""
+    out_bytes: float = 2.0
+    """Bytes an element of C."""
+    epilogue_bytes: float = 0.0
+    """HBM bytes in all that the end of the kernel moves beyond one plain write of C (accumulation into a buffer)."""
+
+    @property
+    def flops(self) -> float:
+        """Multiply and add counted apart: 2 m n k."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Each operand read once, the product written once (perfect cache reuse)."""
+        operands = self.in_bytes * (self.m * self.k + self.k * self.n) + self.out_bytes * self.m * self.n
+        return self.batch * operands + self.epilogue_bytes
+
+
+class Sweep(NamedTuple):
+    """A pass of element-wise or reducing kernels over memory."""
+
+    hbm_bytes: float
+    launches: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """Element-wise arithmetic is not counted as matrix FLOPs."""
+        return 0.0
+
+
+class FusedAttention(NamedTuple):
+    """A fused (flash, splash, cuDNN) attention kernel: scores never reach HBM (Dao 2022)."""
+
+    backward: bool
+    heads: int
+    """Query heads times sequences of one rank."""
+    queries: int
+    """Query positions of one rank."""
+    keys: int
+    head_dim: int
+    causal: bool
+    hbm_bytes: float
+
+    @property
+    def flops(self) -> float:
+        """FLOPs really executed: two products forward, five backward (one recomputes the scores); half when causal."""
+        products = 5 if self.backward else 2
+        return 2.0 * products * self.heads * self.queries * self.keys * self.head_dim * (0.5 if self.causal else 1.0)
+
+
+Op = MatMul | Sweep | FusedAttention
+
+
+def launches(op: Op) -> float:
+    """Kernels that the host launches for an op (the fused backward prepares, runs and converts: three)."""
+    if isinstance(op, Sweep):
+        return op.launches
+    return 3.0 if isinstance(op, FusedAttention) and op.backward else 1.0

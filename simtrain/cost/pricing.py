@@ -1,0 +1,232 @@
+"""Pieces -> Demands: the one place where shapes, devices and links meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from simtrain.cost import collectives, layers
+from simtrain.cost.collectives import Transfer
+from simtrain.cost.compute import Constants, Device
+from simtrain.cost.layers import Pass, Shapes
+from simtrain.cost.memory import fold_pieces
+from simtrain.cost.ops import MatMul, Op, launches
+from simtrain.program.demand import Demand, TimeKind
+from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
+from simtrain.scenario.hardware import Precision
+from simtrain.scenario.model import BlockKind, Part
+from simtrain.scenario.scenario import Scenario, Zero
+
+K = PieceKind
+
+_PASSES: dict[PieceKind, tuple[Pass, ...]] = {
+    K.FORWARD: (Pass.FORWARD,),
+    K.RECOMPUTE: (Pass.FORWARD,),
+    K.BACKWARD: (Pass.INPUT_GRAD, Pass.WEIGHT_GRAD),
+    K.INPUT_GRAD: (Pass.INPUT_GRAD,),
+    K.WEIGHT_GRAD: (Pass.WEIGHT_GRAD,),
+}
+_COLLECTIVES = (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER)
+_LOSS_CALLS = 3
+"""All-reduces of the vocabulary-parallel loss: maximum, target logit, sum of exponentials (Megatron cross_entropy.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """A Demand without its memory, by kind of time."""
+
+    split: dict[TimeKind, float]
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    wire_bytes: float = 0.0
+    sm_share: float = 0.0
+    network_share: float = 0.0
+
+
+class Pricer:
+    """Prices the pieces of one scenario; equal pieces are priced once."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.shapes = Shapes.of(scenario)
+        device = scenario.cluster.accelerator
+        self.device = Device(device, Constants.of(device), scenario.training.attention)
+        self._known: dict[object, _Price] = {}
+
+    def ops(self, piece: Piece) -> tuple[Op, ...]:
+        """Ops of a compute piece."""
+        block = self._block(piece)
+        found = [op for which in _PASSES[piece.kind] for op in layers.ops(self.shapes, which, piece.part, block)]
+        return tuple(found)
+
+    def _block(self, piece: Piece) -> BlockKind:
+        return self.scenario.model.block_kind(max(piece.layer, 0))
+
+    def price(self, pieces: Iterable[Piece]) -> Demand:
+        """The price of pieces that run back to back: their sum, and the largest share of what they hold."""
+        pieces = tuple(pieces)
+        split: dict[TimeKind, float] = {}
+        flops = hbm = wire = sm = network = 0.0
+        for piece in pieces:
+            price = self._piece(piece)
+            for kind, seconds in price.split.items():
+                split[kind] = split.get(kind, 0.0) + seconds
+            flops, hbm, wire = flops + price.flops, hbm + price.hbm_bytes, wire + price.wire_bytes
+            sm, network = max(sm, price.sm_share), max(network, price.network_share)
+        keeps, frees, transient = fold_pieces(self.scenario, pieces)
+        kinds = tuple(split.items())
+        duration = sum(seconds for _, seconds in kinds)
+        return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient)
+
+    def _piece(self, piece: Piece) -> _Price:
+        key = (piece._replace(layer=0), self._block(piece))
+        price = self._known.get(key)
+        if price is None:
+            price = self._known[key] = self._price(piece)
+        return price
+
+    def _price(self, piece: Piece) -> _Price:
+        if piece.kind in _PASSES:
+            return self._compute(piece)
+        if piece.kind is K.OPTIMIZER:
+            return self._optimizer(piece)
+        if piece.kind in _COLLECTIVES:
+            return self._collective(piece)
+        return self._message(piece)
+
+    def _compute(self, piece: Piece) -> _Price:
+        ops = self.ops(piece)
+        busy = sum(self.device.seconds(op) for op in ops)
+        host = sum(launches(op) for op in ops) * self.scenario.stack.host_seconds_per_op
+        kind = TimeKind.RECOMPUTE if piece.kind is K.RECOMPUTE else TimeKind.COMPUTE
+        split = {kind: busy}
+        gather = self._saved_input_gather(piece, ops)
+        if gather:
+            split[TimeKind.TP] = gather
+        if host > busy:
+            split[TimeKind.HOST] = host - busy
+        return _Price(split, sum(op.flops for op in ops), sum(op.hbm_bytes for op in ops), sm_share=1.0)
+
+    def _saved_input_gather(self, piece: Piece, ops: tuple[Op, ...]) -> float:
+        """Sequence parallelism saves 1/tp of a layer's input and gathers it again for the weight gradient.
+
+        It runs beside the input gradient's product (Korthikanti 2022, section 4.2.2).
+        """
+        tp, c = self.scenario.parallelism.layout.tp, self.shapes
+        weight = piece.kind in (K.BACKWARD, K.WEIGHT_GRAD) and piece.part in (Part.ATTENTION, Part.MLP, Part.HEAD)
+        if not weight or not self.scenario.parallelism.sequence_parallel or tp == 1:
+            return 0.0
+        payload = c.e * c.tokens * self.scenario.model.hidden
+        transfer = collectives.collective(K.ALL_GATHER, payload, self._tensor_span(), self.scenario.cluster)
+        return self._beside_product(transfer, ops)
+
+    def _beside_product(self, transfer: Transfer, ops: Iterable[Op]) -> float:
+        """Exposed seconds of a collective that runs beside the first product of ``ops``.
+
+        The product loses the SMs that the collective holds meanwhile; what is longer than the product is exposed whole.
+        """
+        if not self.scenario.parallelism.overlap:
+            return transfer.seconds
+        beside = next((self.device.seconds(op) for op in ops if isinstance(op, MatMul)), 0.0)
+        slowed = min(transfer.seconds, beside) * transfer.sm_share / (1.0 - transfer.sm_share)
+        return slowed + max(0.0, transfer.seconds - beside)
+
+    def _tensor_span(self) -> Span:
+        tp, per_machine = self.scenario.parallelism.layout.tp, self.scenario.cluster.devices_per_machine
+        return Span(tp, -(-tp // per_machine), min(tp, per_machine))
+
+    def _optimizer(self, piece: Piece) -> _Price:
+        """One pass of gradient preparation and one of the update, over the shard of this rank."""
+        scenario, n = self.scenario, piece.elements
+        training, stack, row = scenario.training, scenario.stack, scenario.training.optimizer
+        mixed = self.shapes.e < 4.0
+        copies = mixed and row.master_bytes > 0 and not stack.fp32_shards
+        moved = row.read_write_bytes - (0.0 if copies else 6.0)  # no low-precision copy to write (read 4, write 2)
+        if copies and stack.grad_bytes < 4.0:
+            moved += 2.0 + 4.0  # gradient to fp32
+        if training.precision is Precision.FP16:
+            moved += 8.0  # unscale and look for infinities
+        moved += 4.0 + 8.0  # norm, then clip
+        hbm = moved * n
+        seconds = hbm / self.device.hbm + self.device.constants.sweep_seconds
+        host = (2.0 + row.launches * self._tensors()) * stack.host_seconds_per_op
+        split = {TimeKind.OPTIMIZER: seconds}
+        if host > seconds:
+            split[TimeKind.HOST] = host - seconds
+        return _Price(split, hbm_bytes=hbm, sm_share=1.0)
+
+    def _tensors(self) -> float:
+        """Parameter tensors of one rank, roughly: twelve a block of its stages."""
+        return 12.0 * self.scenario.model.layers / self.scenario.parallelism.layout.pp
+
+    def _payload(self, piece: Piece) -> tuple[float, int]:
+        """(bytes of the whole tensor, calls) of a collective."""
+        scenario, c = self.scenario, self.shapes
+        if piece.part is Part.NORM:
+            return 4.0, 1
+        if piece.part is Part.GRADIENT:
+            return scenario.stack.reduce_bytes * piece.elements, 1
+        if piece.part is Part.PARAMETER:
+            return c.e * piece.elements, 1
+        if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
+            return 4.0 * c.tokens, _LOSS_CALLS
+        return c.e * c.tokens * scenario.model.hidden, 1
+
+    def _collective(self, piece: Piece) -> _Price:
+        payload, calls = self._payload(piece)
+        span = piece.span or Span(1, 1, 1)
+        transfer = collectives.collective(piece.kind, payload, span, self.scenario.cluster)
+        copy = self._flat_copy(piece, payload)
+        seconds = calls * transfer.seconds + copy / self.device.hbm
+        if piece.axis == "tp" and piece.backward and self.scenario.stack.overlap_tp_backward and piece.kind is not K.ALL_GATHER:
+            block = self._block(piece)
+            seconds = self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
+        # every byte received is written, every byte sent is read, a reduction reads the local operand too
+        hbm = calls * transfer.wire_bytes * (3.0 if piece.kind is not K.ALL_GATHER else 2.0) + copy
+        return _Price(
+            {_kind_of(piece): seconds}, 0.0, hbm, calls * transfer.wire_bytes, transfer.sm_share, transfer.network_share
+        )
+
+    def _flat_copy(self, piece: Piece, payload: float) -> float:
+        """HBM bytes of FSDP's copies out of the gathered, and into the reduced, flat buffer (with the cast to its format)."""
+        if piece.axis != "dp" or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
+            return 0.0
+        if piece.part is Part.PARAMETER:
+            return 2.0 * payload
+        return (self.shapes.e + self.scenario.stack.reduce_bytes) * piece.elements if piece.part is Part.GRADIENT else 0.0
+
+    def _message(self, piece: Piece) -> _Price:
+        """A boundary activation; each tensor rank carries its share where the stack scatters, and gathers it after."""
+        scenario, c = self.scenario, self.shapes
+        whole, tp = c.e * c.tokens * scenario.model.hidden, scenario.parallelism.layout.tp
+        split = scenario.parallelism.sequence_parallel or scenario.stack.scatter_gather_p2p
+        transfer = collectives.message(whole / tp if split else whole, piece.span or Span(2, 1, 2), scenario.cluster)
+        seconds = transfer.seconds
+        if scenario.stack.scatter_gather_p2p and not scenario.parallelism.sequence_parallel:
+            seconds += collectives.collective(K.ALL_GATHER, whole, self._tensor_span(), scenario.cluster).seconds
+        return _Price({TimeKind.PP: seconds}, 0.0, 2 * whole, transfer.wire_bytes, transfer.sm_share, transfer.network_share)
+
+
+def _kind_of(piece: Piece) -> TimeKind:
+    if piece.axis in ("tp", "model"):
+        return TimeKind.TP if piece.axis == "tp" else TimeKind.OPTIMIZER
+    if piece.axis == "cp":
+        return TimeKind.CP
+    return TimeKind.DP_GATHER if piece.part is Part.PARAMETER else TimeKind.DP_REDUCE
+
+
+def price(lowered: Lowered, scenario: Scenario) -> tuple[Demand, ...]:
+    """Price every work of a lowered job.
+
+    Returns
+    -------
+    tuple of Demand
+        By work index; a merged work costs the sum of its pieces.
+    """
+    pricer = Pricer(scenario)
+    return tuple(pricer.price(work.pieces) for work in lowered.works)
+
+
+def price_piece(scenario: Scenario, piece: Piece) -> Demand:
+    """Price one piece; a collective says in ``piece.span`` how its group lies."""
+    return Pricer(scenario).price((piece,))
