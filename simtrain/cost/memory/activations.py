@@ -51,7 +51,9 @@ class Sizes:
     fused_elementwise: bool
     fused_norm: bool
     fused_loss: bool
-    """A compiler derives the loss and its gradient from the logits alone."""
+    """The loss is compiled with the whole graph: it and its gradient follow from the logits alone."""
+    in_place_loss: bool
+    """Megatron's vocabulary-parallel loss, which overwrites one fp32 copy of the logits."""
     gathered_input: bool
     """Sequence parallelism: inputs of column-parallel products are gathered while they are needed."""
     head_transform: bool
@@ -96,7 +98,8 @@ def sizes(scenario: Scenario) -> Sizes:
         fused_softmax=stack.fused_softmax or stack.compiled,
         fused_elementwise=stack.fused_elementwise or stack.compiled,
         fused_norm=stack.fused_norm or stack.compiled or not model.rms_norm,
-        fused_loss=stack.compiled,
+        fused_loss=stack.compiled and stack.host_seconds_per_op == 0,
+        in_place_loss=stack.fused_elementwise,
         gathered_input=sequence,
         head_transform=model.family is Family.BERT,
     )
@@ -176,7 +179,7 @@ def logits_transient(z: Sizes, *, backward: bool) -> float:
     cells, low = z.tokens * z.vocab, z.element < FP32
     if z.fused_loss:
         return z.element * cells if backward else 0.0
-    if z.fused_elementwise:
+    if z.in_place_loss:
         return z.element * cells if low else 0.0
     if backward:
         return 2 * FP32 * cells

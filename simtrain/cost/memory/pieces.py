@@ -151,8 +151,13 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     held = piece.elements * states.sharded_gradient_bytes(scenario)
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
         return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
-    if piece.kind is K.OPTIMIZER and late:
-        return {}, {Memory.GRADIENTS: held * (scenario.replicas if zero is Zero.OPTIMIZER else 1)}, {}
+    if piece.kind is K.OPTIMIZER:
+        freed = held * (scenario.replicas if zero is Zero.OPTIMIZER else 1) if late else 0.0
+        return (
+            {},
+            {Memory.GRADIENTS: freed},
+            {Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario)},
+        )
     if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)

@@ -37,6 +37,15 @@ def sharded_gradient_bytes(scenario: Scenario) -> float:
     return FP32 if element == FP32 or scenario.stack.fp32_shards else scenario.stack.grad_bytes
 
 
+def master_gradient_bytes(scenario: Scenario) -> float:
+    """Bytes a parameter of the fp32 copy of low-precision gradients that the step of a master-weight optimizer makes.
+
+    Megatron ``_copy_model_grads_to_main_grads``, DeepSpeed ``FP16_Optimizer.step``: the 20th byte a parameter, for a moment.
+    """
+    copied = scenario.training.optimizer.master_bytes > 0 and sharded_gradient_bytes(scenario) < FP32
+    return FP32 if copied else 0.0
+
+
 def shards_gradients_at_once(scenario: Scenario) -> bool:
     """Whether each backward's gradients are reduced and sharded before the next: ZeRO-2/3 without a no-sync phase."""
     every = scenario.microbatches == 1 or scenario.training.sync_every_microbatch
