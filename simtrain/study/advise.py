@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,13 +170,13 @@ def _degrees(scenario: Scenario) -> Iterator[Change]:
     for more, less in permutations(("tp", "pp", "dp"), 2):
         if plan.layout.degree(less) % 2:
             continue
-        layout = replace(plan.layout, **{more: 2 * plan.layout.degree(more), less: plan.layout.degree(less) // 2})
-        change: dict[str, Any] = {f"parallelism.{axis}": layout.degree(axis) for axis in (more, less)}
-        if layout.pp != plan.layout.pp:
+        now = {more: 2 * plan.layout.degree(more), less: plan.layout.degree(less) // 2}
+        change: dict[str, Any] = {f"parallelism.{axis}": degree for axis, degree in now.items()}
+        if "pp" in now:
             change["parallelism.stage_layers"] = "auto"
-        if layout.pp == 1 and plan.virtual_stages > 1:
+        if now.get("pp") == 1 and plan.virtual_stages > 1:
             change |= {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1}
-        if layout.tp == 1 and plan.sequence_parallel:
+        if now.get("tp") == 1 and plan.sequence_parallel:
             change["parallelism.sequence_parallel"] = False
         yield change
 
