@@ -165,7 +165,10 @@ def _report(
     strict: bool = False,
 ) -> None:
     """Simulate, write the files, print the report."""
-    from simtrain import report, simulate
+    from simtrain import simulate
+    from simtrain.report.files import write
+    from simtrain.report.terminal import render
+    from simtrain.scenario.files import resolved_yaml
 
     _make(directory)
     result = simulate(scenario)
@@ -174,11 +177,18 @@ def _report(
         from simtrain.study.advise import advise
 
         summary["advice"] = [asdict(one) for one in advise(scenario, result, specs=specs)]
-    written = report.write(result, directory, summary=summary, figures=figures)
+    written = write(
+        directory,
+        summary=summary,
+        trace=result.spans,
+        memory=result.memory,
+        scenario_text=resolved_yaml(scenario),
+        figures=figures,
+    )
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        report.terminal.render(summary, _console())
+        render(summary, _console())
     _say(f"wrote {directory}/{{{','.join(path.name for path in written)}}}")
     if strict and not summary["fits"]:
         peak, capacity = (format_bytes(summary["memory"][key]) for key in ("peak_bytes", "capacity_bytes"))

@@ -1,9 +1,9 @@
 """The exception tree.
 
-    SimtrainError                 anything simtrain raises on purpose
-    |-- InputError                bad input: carries every problem found, each with its place   (exit code 2)
-    |-- ProgramError              an action list that cannot run: order, pairing, deadlock      (exit code 1: a defect)
-    `-- DoesNotFit                raised by ``--strict`` alone                                  (exit code 3)
+SimtrainError                 anything simtrain raises on purpose
+|-- InputError                bad input: carries every problem found, each with its place   (exit code 2)
+|-- ProgramError              an action list that cannot run: order, pairing, deadlock      (exit code 1: a defect)
+`-- DoesNotFit                raised by ``--strict`` alone                                  (exit code 3)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,14 +170,12 @@ def _degrees(scenario: Scenario) -> Iterator[Change]:
     for more, less in permutations(("tp", "pp", "dp"), 2):
         if plan.layout.degree(less) % 2:
             continue
-        layout = replace(plan.layout, **{more: 2 * plan.layout.degree(more), less: plan.layout.degree(less) // 2})
-        change: dict[str, Any] = {f"parallelism.{axis}": layout.degree(axis) for axis in (more, less)}
-        if layout.pp != plan.layout.pp:
+        now = {more: 2 * plan.layout.degree(more), less: plan.layout.degree(less) // 2}
+        change: dict[str, Any] = {f"parallelism.{axis}": degree for axis, degree in now.items()}
+        if "pp" in now:
             change["parallelism.stage_layers"] = "auto"
-        if layout.pp == 1 and plan.virtual_stages > 1:
+        if now.get("pp") == 1 and plan.virtual_stages > 1:
             change |= {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1}
-        if layout.tp == 1 and plan.sequence_parallel:
-            change["parallelism.sequence_parallel"] = False
         yield change
 
 
@@ -209,10 +207,18 @@ def _try_all(
 
 
 def _changed(scenario: Scenario, change: Change, specs: Sequence[Path | str]) -> Scenario | None:
+    """The scenario that ``-o`` with this change gives; ``None`` where there is none.
+
+    What the file left open is left open again, so that it follows the change (ZeRO-2 reduces every microbatch, say).
+    """
     document = copy.deepcopy(dict(scenario.document))
+    for key in (*scenario.defaults, "training.accumulation"):
+        section, _, name = key.partition(".")
+        if section in ("training", "parallelism"):
+            document[section].pop(name, None)
     for key, value in change.items():
-        section, name = key.split(".")
-        document.setdefault(section, {})[name] = value
+        section, _, name = key.partition(".")
+        document[section][name] = value
     try:
         return files.from_mapping(document, specs=specs)
     except InputError:
@@ -230,11 +236,13 @@ def _advice(change: Change, after: Result, before: Result) -> Advice:
     memory = after.summary["memory"]
     fits = bool(after.summary["fits"])
     gain = 1.0 - new / old
-    what = " ".join(f"{key}={_literal(value)}" for key, value in change.items())
+    words = {f"{key}={_literal(value)}": value for key, value in change.items()}
+    what = " ".join(words)
+    short = ", ".join(word for word, value in words.items() if value != "auto")
     difference = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
     verdict = "fits" if fits else "does not fit"
     text = (
-        f"{what}: {format_time(new)} a step instead of {format_time(old)} ({difference}); {verdict} with a peak of "
+        f"{short}: {format_time(new)} a step instead of {format_time(old)} ({difference}); {verdict} with a peak of "
         f"{format_bytes(memory['peak_bytes'])} of {format_bytes(memory['capacity_bytes'])}."
     )
     return Advice(change=what, step_time_s=new, gain=gain, fits=fits, peak_bytes=float(memory["peak_bytes"]), text=text)

@@ -77,7 +77,13 @@ STACK = Stack(
     host_seconds_per_op=0.0,
 )
 BASE: dict[str, dict[str, Any]] = {
-    "training": {"micro_batch": 2, "precision": "bf16", "recompute": "full", "attention": "unfused"},
+    "training": {
+        "micro_batch": 2,
+        "precision": "bf16",
+        "recompute": "full",
+        "attention": "unfused",
+        "accumulation": 16,
+    },
     "parallelism": {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": False, "virtual_stages": 1},
 }
 BASE["parallelism"] |= {"schedule": "1f1b", "overlap": True, "stage_layers": "auto"}
@@ -116,6 +122,24 @@ def from_mapping(document: Mapping[str, Any], *, specs: Sequence[object] = ()) -
         stack=STACK,
         document=document,
     )
+
+
+def test_what_the_file_left_open_follows_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO 1 was a default here, and so was the accumulation that the document spells out."""
+    here = machine(monkeypatch, capacity=100.0)
+    scenario = replace(with_changes(zero=1), defaults=("parallelism.zero", "seed", "model.bias"))
+    seen: list[Mapping[str, Any]] = []
+
+    def watched(document: Mapping[str, Any], *, specs: Sequence[object] = ()) -> Scenario:
+        seen.append(document)
+        return from_mapping({**document, "parallelism": {"zero": 1, **document["parallelism"]}})
+
+    monkeypatch.setattr(module.files, "from_mapping", watched)
+    advise(scenario, here.simulate(scenario))
+    (two,) = (document for document in seen if document["training"]["micro_batch"] == 4)
+    assert "zero" not in two["parallelism"]
+    assert "accumulation" not in two["training"]
+    assert scenario.document["training"]["accumulation"] == 16, "the original is left alone"
 
 
 def with_changes(**changes: Any) -> Scenario:
@@ -176,11 +200,10 @@ def test_single_precision_is_asked_to_go_to_what_the_device_has() -> None:
     assert {"training.precision": "bf16"} in list(candidates(with_changes(precision="fp32")))
 
 
-def test_interleaving_and_sequence_parallelism_are_undone_where_their_axis_vanishes() -> None:
-    changes = list(candidates(with_changes(schedule="interleaved", virtual_stages=2, sequence_parallel=True)))
+def test_interleaving_is_undone_where_the_pipeline_vanishes() -> None:
+    changes = list(candidates(with_changes(schedule="interleaved", virtual_stages=2)))
     no_pipeline = {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1, "parallelism.stage_layers": "auto"}
     assert {"parallelism.tp": 4, "parallelism.pp": 1, **no_pipeline} in changes
-    assert {"parallelism.dp": 4, "parallelism.tp": 1, "parallelism.sequence_parallel": False} in changes
 
 
 def test_gains_are_sorted_and_true(monkeypatch: pytest.MonkeyPatch) -> None:
