@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Cluster, Link, Precision
+from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Cluster, Efficiency, Link, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import Family, Model
 from simtrain.scenario.scenario import (
@@ -39,7 +39,22 @@ A100 = Accelerator(
     host_bandwidth=31.5e9,
     power=400.0,
     scale_up="NVLink3",
+    efficiency=Efficiency(
+        constants={
+            "gemm_fraction": 0.9,
+            "gemm_ramp": 128.0,
+            "gemm_tile": 0.9,
+            "gemm_seconds": 4e-6,
+            "sustained": 0.9,
+            "hbm_fraction": 0.8,
+            "sweep_seconds": 3e-6,
+            "flash_fraction": 0.65,
+            "flash_backward": 0.9,
+            "flash_half_seq": 256.0,
+        }
+    ),
 )
+"""Datasheet figures, and efficiency constants of the right size that no fit will move."""
 NVLINK = Link(name="NVLink3", bandwidth=300e9, efficiency=0.78, latency=2e-6)
 INFINIBAND = Link(name="InfiniBand-HDR", bandwidth=25e9, efficiency=0.9, latency=5e-6)
 ADAM = Optimizer(name="adam", state_bytes=8.0, master_bytes=4.0, read_write_bytes=30.0, launches=0.0)

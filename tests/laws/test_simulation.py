@@ -1,0 +1,190 @@
+"""Laws of a whole simulation: symmetry, conservation, bounds, closed forms of pipelines, monotony."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simtrain.cost.memory import resting
+from simtrain.engine.run import run
+from simtrain.program.demand import Demand, TimeKind
+from simtrain.program.lowered import Lowered, PieceKind
+from simtrain.program.lowering import lower
+from simtrain.scenario.hardware import Jitter
+from simtrain.scenario.scenario import Recompute, Scenario, Zero
+from simtrain.simulate import simulate
+from simtrain.trace.metrics import time_split
+from tests.factories import MEGATRON, TORCH, scenario
+
+SMALL = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn_hidden": 2048, "seq_len": 512, "vocab": 8192}
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
+    """Small jobs of every dense strategy, on machines that the mesh may not fill evenly."""
+    pp, tp = draw(st.sampled_from([1, 1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    dp = draw(st.sampled_from([1, 2, 3, 4]))
+    virtual = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    zero = Zero(draw(st.sampled_from([0, 1, 2, 3] if pp == 1 else [0, 1])))
+    changes: dict[str, Any] = SMALL | {
+        "layers": max(4, pp * virtual),
+        "tied_embeddings": draw(st.booleans()),
+        "sequence_parallel": tp > 1 and draw(st.booleans()),
+        "recompute": draw(st.sampled_from([Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL])),
+        "sync_every_microbatch": draw(st.booleans()),
+        "devices_per_machine": draw(st.sampled_from([2, 3, 4, 8])),
+        "nics_per_machine": draw(st.sampled_from([1, 2, 8])),
+        "overlap": draw(st.booleans()),
+        "bucket_bytes": draw(st.sampled_from([1e5, 1e7])),
+        "jitter": Jitter(0.05) if jitter else Jitter(),
+    }
+    stack = draw(st.sampled_from([MEGATRON, TORCH]))
+    microbatches = pp * draw(st.integers(1, 2))
+    return scenario(
+        stack=stack, microbatches=microbatches, pp=pp, tp=tp, dp=dp, virtual_stages=virtual, zero=zero, **changes
+    )
+
+
+@given(scenarios())
+@settings(max_examples=40, deadline=None)
+def test_merged_equals_unmerged(made: Scenario) -> None:
+    merged, cut = simulate(made), simulate(made, merge=False)
+    assert merged.step_time == pytest.approx(cut.step_time, rel=1e-9)
+    for index in merged.memory.ranks:
+        assert merged.memory.peak(index)[1] == pytest.approx(cut.memory.peak(index)[1], rel=1e-9)
+
+
+@given(scenarios())
+@settings(max_examples=40, deadline=None)
+def test_folded_equals_unfolded(made: Scenario) -> None:
+    folded, whole = simulate(made), simulate(made, fold=False)
+    assert len(whole.spans.lowered.ranks) == made.parallelism.layout.world
+    assert folded.step_time == pytest.approx(whole.step_time, rel=1e-9)
+    for kind, seconds in time_split(folded.spans).items():
+        assert seconds == pytest.approx(time_split(whole.spans)[kind], rel=1e-6, abs=1e-9 * folded.step_time)
+
+
+@given(scenarios(jitter=True))
+@settings(max_examples=25, deadline=None)
+def test_folded_equals_unfolded_with_jitter(made: Scenario) -> None:
+    """The class takes the largest draw of its members, and lock-step makes that exact where nothing is contended.
+
+    On shared links folding assumes that all members meet at once; jitter spreads them, which is worth about a percent.
+    """
+    assert uncontended(made) == pytest.approx(uncontended(made, fold=False), rel=1e-9)
+    assert simulate(made).step_time == pytest.approx(simulate(made, fold=False).step_time, rel=0.02)
+
+
+@given(scenarios())
+@settings(max_examples=30, deadline=None)
+def test_streams_bytes_split_and_memory(made: Scenario) -> None:
+    result = simulate(made)
+    frame = result.trace
+    for _, spans in frame.groupby(["rank", "stream"], observed=True):
+        if spans["stream"].iloc[0] in ("compute", "reduce", "gather"):
+            ordered = spans.sort_values(["start", "end"])
+            assert (ordered["start"].to_numpy()[1:] >= ordered["end"].to_numpy()[:-1] - 1e-12).all()
+    assert (frame["end"] >= frame["start"]).all()
+    moved = (frame["bytes"] * frame["multiplicity"]).groupby(frame["stream"].astype(str)).sum()
+    assert moved.get("send", 0.0) == moved.get("recv", 0.0)
+    assert sum(time_split(result.spans).values()) == pytest.approx(result.step_time)
+    for index, rank in enumerate(result.spans.lowered.ranks):
+        level = resting(made, dict(rank.coordinate)["pp"])
+        for category, held in result.memory.curves[index].items():
+            assert held[-1] == pytest.approx(level.get(category, 0.0), abs=1.0)
+            assert held.min() >= -1.0
+
+
+@given(scenarios())
+@settings(max_examples=25, deadline=None)
+def test_never_below_the_uncontended_critical_path(made: Scenario) -> None:
+    assert simulate(made).step_time >= uncontended(made) * (1 - 1e-12)
+
+
+def faster(made: Scenario, what: str) -> Scenario:
+    cluster, device = made.cluster, made.cluster.accelerator
+    changed = {
+        "bandwidth": {
+            "scale_up": replace(cluster.scale_up, bandwidth=2 * cluster.scale_up.bandwidth),
+            "scale_out": replace(cluster.scale_out, bandwidth=2 * cluster.scale_out.bandwidth),
+        },
+        "latency": {
+            "scale_up": replace(cluster.scale_up, latency=cluster.scale_up.latency / 2),
+            "scale_out": replace(cluster.scale_out, latency=cluster.scale_out.latency / 2),
+        },
+        "flops": {
+            "accelerator": replace(device, matrix_peak={k: 2 * v for k, v in device.matrix_peak.items()})
+        },
+        "hbm": {"accelerator": replace(device, memory_bandwidth=2 * device.memory_bandwidth)},
+    }[what]
+    return replace(made, cluster=replace(cluster, **changed))
+
+
+def uncontended(made: Scenario, *, fold: bool = True) -> float:
+    """Step time if nothing shared anything, s."""
+    result = simulate(made, fold=fold)
+    free = tuple(replace(demand, sm_share=0.0, network_share=0.0) for demand in result.spans.demands)
+    return run(result.spans.lowered, free).step_time
+
+
+@given(scenarios(), st.sampled_from(["bandwidth", "latency", "flops", "hbm"]))
+@settings(max_examples=40, deadline=None)
+def test_better_hardware_is_never_slower_without_contention(made: Scenario, what: str) -> None:
+    assert uncontended(faster(made, what)) <= uncontended(made) * (1 + 1e-12)
+
+
+@given(scenarios(jitter=True))
+@settings(max_examples=10, deadline=None)
+def test_same_scenario_same_trace(made: Scenario) -> None:
+    first, second = simulate(made).spans, simulate(made).spans
+    for column in ("sim_rank", "task", "start", "end", "released_by"):
+        assert np.array_equal(getattr(first, column), getattr(second, column))
+
+
+def test_seeds_differ() -> None:
+    made = scenario(**SMALL, jitter=Jitter(0.05))
+    assert simulate(made).step_time != simulate(replace(made, seed=1)).step_time
+
+
+def ideal(lowered: Lowered, forward: float, backward: float) -> tuple[Demand, ...]:
+    """Equal stages, free communication: a block's forward and backward take given times, all else none."""
+    price = {PieceKind.FORWARD: forward, PieceKind.BACKWARD: backward}
+    demands = []
+    for work in lowered.works:
+        blocks = {piece.layer: piece.kind for piece in work.pieces if piece.layer >= 0 and not piece.axis}
+        seconds = sum(price.get(kind, 0.0) for kind in blocks.values())
+        demands.append(Demand(seconds, ((TimeKind.COMPUTE, seconds),)))
+    return tuple(demands)
+
+
+@given(
+    st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    st.integers(2, 6),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.floats(0.1, 10),
+    st.floats(0.1, 10),
+)
+@settings(max_examples=60, deadline=None)
+def test_pipelines_reach_their_closed_forms(
+    schedule: str, pp: int, rounds: int, blocks: int, forward: float, backward: float
+) -> None:
+    """Step = (m + (p - 1)/v) (F + B) (Narayanan 2021, section 2.2), for any m of GPipe and 1F1B, m a multiple of p else."""
+    virtual = 2 if schedule == "interleaved" else 1
+    microbatches = rounds * pp if schedule == "interleaved" else rounds + pp - 1
+    made = scenario(
+        pp=pp,
+        virtual_stages=virtual,
+        schedule=schedule,
+        microbatches=microbatches,
+        **SMALL | {"layers": blocks * pp * virtual},
+    )
+    lowered = lower(made)
+    trace = run(lowered, ideal(lowered, forward, backward))
+    stage = blocks * virtual * (forward + backward)
+    assert trace.step_time == pytest.approx((microbatches + (pp - 1) / virtual) * stage, rel=1e-12)
