@@ -68,7 +68,9 @@ def main() -> None:
 
     for name, cases in CASES.items():
         for case in cases:
-            head = f"# PyTorch {torch.__version__.split('+')[0]}, {name}, ranks x microbatches x virtual stages = {case}\n"
+            head = (
+                f"# PyTorch {torch.__version__.split('+')[0]}, {name}, ranks x microbatches x virtual stages = {case}\n"
+            )
             made = "# written by: python -m tests.golden.schedules.torch_grids\n"
             path(name, case).write_text(head + made + "".join(",".join(row) + "\n" for row in grid(name, case)))
 
