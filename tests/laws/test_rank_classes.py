@@ -77,9 +77,10 @@ def check(placement: Placement, layout: Layout, per_machine: int) -> None:
             using.update((index, where) for where in spread if len(spread) > 1)
 
     # machines of one class hold the same ranks and carry the same loads, which are those of the group classes
-    holds, carries = defaultdict(Counter), defaultdict(Counter)
-    for rank, where in enumerate(machine):
-        holds[where][classes[rank]] += 1
+    holds: dict[int, Counter[int]] = defaultdict(Counter)
+    carries: dict[int, Counter[int]] = defaultdict(Counter)
+    for where, of_class in zip(machine, classes, strict=True):
+        holds[where][of_class] += 1
     for (index, where), count in using.items():
         carries[where][index] = count
     machines = Counter((frozenset(holds[where].items()), frozenset(carries[where].items())) for where in set(machine))

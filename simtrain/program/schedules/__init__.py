@@ -1,4 +1,4 @@
-"""Pipeline schedules: pure functions ``(ranks, microbatches, virtual) -> Program``, a file a family, and their table."""
+"""Pipeline schedules: pure functions ``(ranks, microbatches, virtual) -> Program``, a file a family, and a table."""
 
 from __future__ import annotations
 
