@@ -59,7 +59,8 @@ def check(placement: Placement, layout: Layout, per_machine: int) -> None:
     assert Counter(classes) == {i: rank.multiplicity for i, rank in enumerate(placement.ranks)}
     for i, rank in enumerate(placement.ranks):
         members = placement.members(i).tolist()
-        assert members[0] == rank.rank and len(members) == rank.multiplicity
+        assert members[0] == rank.rank
+        assert len(members) == rank.multiplicity
         assert {layout.coordinate(member)["pp"] for member in members} == {dict(rank.coordinate)["pp"]}
 
     using: Counter[tuple[int, int]] = Counter()  # (group class, machine) -> real groups of the class that cross there

@@ -115,7 +115,7 @@ def test_a_shuffled_program_is_refused_just_if_it_cannot_end(
     if _ends(shuffled):
         validate(shuffled, case[1] * case[3], case[2])
     else:
-        with pytest.raises(ProgramError, match="(?s)(deadlock|before).*>.*<"):
+        with pytest.raises(ProgramError, match=r"(?s)(deadlock|before).*>.*<"):
             validate(shuffled, case[1] * case[3], case[2])
 
 

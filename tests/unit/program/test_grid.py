@@ -39,7 +39,8 @@ def test_errors_name_every_line_and_cell() -> None:
         ("mine.csv", 3, 6, "cell 3"),
         ("mine.csv", 4, 2, "cell 2"),
     ]
-    assert "1X0" in str(caught.value) and "2F0" in str(caught.value)
+    assert "1X0" in str(caught.value)
+    assert "2F0" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])

@@ -33,7 +33,8 @@ def test_gpt3_on_1024_devices_by_hand() -> None:
 def test_sixteen_times_the_devices_are_the_same_classes() -> None:
     small = place(Layout(tp=8, dp=16, pp=8), cluster(1024, 8))
     large = place(Layout(tp=8, dp=256, pp=8), cluster(16384, 8))
-    assert len(large.ranks) == len(small.ranks) and len(large.groups) == len(small.groups)
+    assert len(large.ranks) == len(small.ranks)
+    assert len(large.groups) == len(small.groups)
     assert large.ranks[0].multiplicity == 2048
 
 

@@ -37,7 +37,8 @@ def test_deadlock_says_who_waits_for_what() -> None:
         validate(program, stages=2, microbatches=2)
     assert "rank 0 at 0B0, which waits for 1B0" in str(caught.value)
     assert "rank 1 at 1F1, which waits for 0F1" in str(caught.value)
-    assert ">0B0<" in str(caught.value) and ">1F1<" in str(caught.value)
+    assert ">0B0<" in str(caught.value)
+    assert ">1F1<" in str(caught.value)
     with pytest.raises(ProgramError, match="deadlock: rank 0 waits at 0B0, rank 1 waits at 1F1"):
         unit_times(program)
 
@@ -60,7 +61,7 @@ def test_split_backward_is_valid_and_timed() -> None:
 def test_numbers_that_a_schedule_cannot_run_with() -> None:
     with pytest.raises(InputError, match="did you mean '1f1b'"):
         build("1f1", 2, 2)
-    with pytest.raises(InputError, match="one stage a rank, not 2 .*interleaved"):
+    with pytest.raises(InputError, match=r"one stage a rank, not 2 .*interleaved"):
         build("1f1b", 2, 2, 2)
     with pytest.raises(InputError, match=r"microbatches \(6\) to be a multiple of the 4"):
         build("interleaved", 4, 6, 2)
