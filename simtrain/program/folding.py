@@ -1,8 +1,8 @@
 """Which ranks are alike: colour refinement over program, placement and process groups.
 
-Two ranks may share a colour only if they run the same program at the same speed, sit on machines of the same colour, and
-belong to groups of the same colour; machines and groups are coloured by what they contain. The coarsest such colouring
-(an equitable partition) is what simulating one representative of each class needs to be exact.
+Two ranks may share a colour only if they run the same program at the same speed, sit on machines of the same colour,
+and belong to groups of the same colour; machines and groups are coloured by what they contain. The coarsest such
+colouring (an equitable partition) is what simulating one representative of each class needs to be exact.
 
 Colours are 64-bit hashes and multisets are hashed by sums, so a step costs a few passes over the ranks; two different
 classes would have to collide in 64 bits to be merged.
@@ -34,7 +34,7 @@ LANE = ("pp",)
 
 
 def over(values: NDArray[np.generic], layout: Layout, axes: Collection[str], how: np.ufunc) -> NDArray[np.generic]:
-    """Reduce values[rank] with ``how`` over the group along ``axes`` of each rank; the result is indexed by rank too."""
+    """Reduce values[rank] with ``how`` over each rank's group along ``axes``; the result is indexed by rank too."""
     mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.order)])
     dims = tuple(len(layout.order) - 1 - layout.order.index(axis) for axis in axes)
     return np.broadcast_to(how.reduce(mesh, axis=dims, keepdims=True), mesh.shape).reshape(-1)
@@ -49,8 +49,8 @@ def base_rank(layout: Layout, axes: Collection[str]) -> Ints:
 def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
     """Slowdown by rank of the slowest one it marches with.
 
-    Tensor and context ranks meet in every layer; data ranks only once their gradients do, which sets the pace of the step
-    if there is no pipeline to bring them out of step earlier.
+    Tensor and context ranks meet in every layer; data ranks only once their gradients do, which sets the pace of the
+    step if there is no pipeline to bring them out of step earlier.
     """
     axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
     return over(slowdowns, layout, axes, np.maximum).astype(np.float64)

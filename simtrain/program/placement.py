@@ -1,8 +1,8 @@
 """Where the ranks sit: classes of identical ranks and of identical process groups, and the NICs that they share.
 
-Rank r runs on machine ``r // devices_per_machine``. The NICs of a machine are one resource, a pool of capacity 1; a group
-that spans several machines loads the pool of each. When folded, one class stands for many ranks, groups or machines, and
-a load says how many real groups of the class use one real machine at once.
+Rank r runs on machine ``r // devices_per_machine``. The NICs of a machine are one resource, a pool of capacity 1; a
+group that spans several machines loads the pool of each. When folded, one class stands for many ranks, groups or
+machines, and a load says how many real groups of the class use one real machine at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Placement:
     """Class of each global rank; None if that is its pp coordinate."""
 
     def group(self, axis: str, rank_index: int) -> int:
-        """Index into ``groups`` of the class's group along ``axis`` (perhaps of size 1); -1 where it has no such group."""
+        """Index into ``groups`` of the class's group along ``axis`` (perhaps of size 1); -1 where it has none."""
         return self.group_table[axis][rank_index]
 
     def channel(self, src_index: int, dst_pp: int) -> int:
@@ -165,7 +165,7 @@ def _by_stage(layout: Layout, factors: Floats) -> list[float] | None:
 def _place_aligned(
     layout: Layout, extents: Mapping[str, int], by_stage: Sequence[float], pairs: Sequence[tuple[int, int]]
 ) -> Placement:
-    """Any permutation of the coordinates of an axis other than pp that keeps the boxes is a symmetry: a class a pp rank."""
+    """One class a pp rank: permuting the coordinates of another axis, whole boxes or within one, changes nothing."""
     pp, per_box = layout.pp, extents["pp"]
     ranks = tuple(
         RankClass(

@@ -24,8 +24,8 @@ class Replay(NamedTuple):
 def replay(program: Program, f: float = 1.0, b: float = 2.0) -> Replay:
     """Run each rank's list in order, every action as early as its inputs allow; messages take no time.
 
-    A forward needs the forward of the stage before, a backward (B or I) the forward of its own stage and the backward of
-    the stage after, a weight gradient its input gradient. A split backward takes half of ``b`` for each part.
+    A forward needs the forward of the stage before, a backward (B or I) the forward of its own stage and the backward
+    of the stage after, a weight gradient its input gradient. A split backward takes half of ``b`` for each part.
     """
     last = max((action[0] for actions in program for action in actions), default=0)
     forwards: defaultdict[int, dict[int, float]] = defaultdict(dict)

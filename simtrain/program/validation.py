@@ -10,7 +10,7 @@ from simtrain.program.actions import Action, ActionKind, Program
 from simtrain.program.grid import marked
 from simtrain.program.timing import replay
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD  # noqa: E741
 
 
 def _refuse(why: str, program: Program, places: Collection[tuple[int, int]]) -> ProgramError:

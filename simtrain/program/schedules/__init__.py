@@ -1,4 +1,4 @@
-"""Pipeline schedules: pure functions ``(ranks, microbatches, virtual) -> Program``, one file a family, and their table."""
+"""Pipeline schedules: pure functions ``(ranks, microbatches, virtual) -> Program``, a file a family, and a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Schedule:
             able = ", ".join(schedule.name for schedule in SCHEDULES.values() if schedule.virtual)
             return f"schedule {self.name!r} runs one stage a rank, not {virtual} (virtual stages need: {able})"
         if self.needs_divisible and microbatches % ranks:
-            return f"schedule {self.name!r} needs microbatches ({microbatches}) to be a multiple of the {ranks} pipeline ranks"
+            return f"schedule {self.name!r} needs microbatches ({microbatches}) to be a multiple of the {ranks} ranks"
         return ""
 
 

@@ -9,7 +9,7 @@ from simtrain.program.schedules.weave import weave
 def gpipe(ranks: int, microbatches: int, virtual: int) -> Program:
     """One stage a rank; a rank holds the activations of all microbatches at the turn.
 
-    Source: Huang et al., GPipe, NeurIPS 2019, figure 2c; backwards in the order 0, 1, ... as in PyTorch's ``ScheduleGPipe``.
+    Source: Huang et al., NeurIPS 2019, figure 2c; backwards in the order 0, 1, ... as in PyTorch's ``ScheduleGPipe``.
     """
     return tuple(
         weave(

@@ -2,9 +2,9 @@
 
 ``python -m tests.golden.schedules.torch_grids`` writes the CSV files beside this one.
 
-Single-stage schedules: the stage is a recorder, and the schedule itself calls it. (The list that ``Schedule1F1B`` prints
-about itself, ``_get_pipeline_order``, is off by one in the last stage and is not used.) Multi-stage schedules: torch's
-runtime executes ``pipeline_order``, which is taken without its idle cells.
+Single-stage schedules: the stage is a recorder, and the schedule itself calls it. (The list that ``Schedule1F1B``
+prints about itself, ``_get_pipeline_order``, is off by one in the last stage and is not used.) Multi-stage schedules:
+torch's runtime executes ``pipeline_order``, which is taken without its idle cells.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ def _executed(schedule_class: Any, rank: int, ranks: int, microbatches: int) -> 
 
     done: list[str] = []
     stage = _stage(rank, ranks, ranks)
-    stage.forward_one_chunk.side_effect = lambda m, *_, **__: done.append(f"{rank}F{m}") or torch.zeros(1)
+
+    def forward(m: int, *_: Any, **__: Any) -> torch.Tensor:
+        done.append(f"{rank}F{m}")
+        return torch.zeros(1)
+
+    stage.forward_one_chunk.side_effect = forward
     stage.backward_one_chunk.side_effect = lambda m, **_: done.append(f"{rank}B{m}")
     schedule = schedule_class(stage, microbatches, loss_fn=lambda output, target: output)
     schedule._initialize_stage = lambda *_: None
@@ -68,7 +73,9 @@ def main() -> None:
 
     for name, cases in CASES.items():
         for case in cases:
-            head = f"# PyTorch {torch.__version__.split('+')[0]}, {name}, ranks x microbatches x virtual stages = {case}\n"
+            head = (
+                f"# PyTorch {torch.__version__.split('+')[0]}, {name}, ranks x microbatches x virtual stages = {case}\n"
+            )
             made = "# written by: python -m tests.golden.schedules.torch_grids\n"
             path(name, case).write_text(head + made + "".join(",".join(row) + "\n" for row in grid(name, case)))
 

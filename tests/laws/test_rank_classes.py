@@ -1,0 +1,149 @@
+"""Folding is exact: every real rank, group and machine looks like the class that stands for it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import permutations
+from random import Random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simtrain.program.folding import refine
+from simtrain.program.placement import Placement, _extents, _place_any, place
+from simtrain.scenario.layout import AXES, Layout
+from tests.unit.program.clusters import cluster
+
+FAMILIES = {"tp": {"tp"}, "cp": {"cp"}, "dp": {"dp", "cp"}, "model": {"tp", "cp", "pp"}}
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[Layout, int]:
+    """A layout of at most 256 ranks in any order, and a number of devices a machine, aligned or not."""
+    degree = st.sampled_from((1, 1, 2, 3, 4, 6))
+    tp, cp, dp, pp = draw(degree), draw(st.sampled_from((1, 1, 2, 3))), draw(degree), draw(st.sampled_from((1, 2, 4)))
+    order = draw(st.sampled_from(list(permutations(AXES))))
+    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, order=order), draw(st.sampled_from((1, 2, 3, 4, 6, 8, 16)))
+
+
+def real_groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
+    """All process groups, one by one, from coordinates alone; a channel is its own axis ``pp0>1``."""
+    found: dict[str, dict[tuple[object, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank in range(layout.world):
+        at = layout.coordinate(rank)
+        for axis, spanned in FAMILIES.items():
+            found[axis][tuple(at[a] for a in AXES if a not in spanned)].append(rank)
+    groups = {axis: [tuple(ranks) for ranks in by_key.values()] for axis, by_key in found.items()}
+    firsts = [rank for rank in range(layout.world) if layout.coordinate(rank)["pp"] == 0]
+    pairs = {(a, (a + s) % layout.pp) for a in range(layout.pp) for s in (1, -1)} if layout.pp > 1 else set()
+    for a, b in pairs:
+        stride = layout.stride("pp")
+        groups[f"pp{a}>{b}"] = [(first + a * stride, first + b * stride) for first in firsts]
+    if layout.pp > 1:
+        last = (layout.pp - 1) * layout.stride("pp")
+        groups["embedding"] = [(first, first + last) for first in firsts]
+    return groups
+
+
+def class_of_group(placement: Placement, axis: str, ranks: tuple[int, ...]) -> set[int]:
+    """What its members say the class of a real group is (one answer if they agree)."""
+    if axis.startswith("pp"):
+        return {placement.channel(placement.class_of(ranks[0]), int(axis.split(">")[1]))}
+    return {placement.group(axis, placement.class_of(rank)) for rank in ranks}
+
+
+def check(placement: Placement, layout: Layout, per_machine: int) -> None:
+    machine = [rank // per_machine for rank in range(layout.world)]
+    classes = [placement.class_of(rank) for rank in range(layout.world)]
+    assert Counter(classes) == {i: rank.multiplicity for i, rank in enumerate(placement.ranks)}
+    for i, rank in enumerate(placement.ranks):
+        members = placement.members(i).tolist()
+        assert members[0] == rank.rank
+        assert len(members) == rank.multiplicity
+        assert {layout.coordinate(member)["pp"] for member in members} == {dict(rank.coordinate)["pp"]}
+
+    using: Counter[tuple[int, int]] = Counter()  # (group class, machine) -> real groups of the class that cross there
+    for axis, groups in real_groups(layout).items():
+        for ranks in groups:
+            (index,) = class_of_group(placement, axis, ranks)
+            group = placement.groups[index]
+            spread = Counter(machine[rank] for rank in ranks)
+            assert group.parties == tuple(sorted({classes[rank] for rank in ranks}))
+            assert (group.size, group.machines, group.members_per_machine) == (
+                len(ranks),
+                len(spread),
+                max(spread.values()),
+            )
+            using.update((index, where) for where in spread if len(spread) > 1)
+
+    # machines of one class hold the same ranks and carry the same loads, which are those of the group classes
+    holds: dict[int, Counter[int]] = defaultdict(Counter)
+    carries: dict[int, Counter[int]] = defaultdict(Counter)
+    for where, of_class in zip(machine, classes, strict=True):
+        holds[where][of_class] += 1
+    for (index, where), count in using.items():
+        carries[where][index] = count
+    machines = Counter((frozenset(holds[where].items()), frozenset(carries[where].items())) for where in set(machine))
+    assert sorted(machines.values()) == sorted(placement.machine_counts)
+    stated: dict[int, dict[int, int]] = defaultdict(dict)
+    for index, group in enumerate(placement.groups):
+        for pool, load in group.loads:
+            stated[pool][index] = int(load)
+    for pool, count in enumerate(placement.machine_counts):
+        alike = sum(n for (_, carried), n in machines.items() if dict(carried) == stated[pool])
+        assert alike >= count
+    # conservation: what the classes load in all is what the real groups load in all
+    loaded = sum(load * placement.machine_counts[pool] for group in placement.groups for pool, load in group.loads)
+    assert loaded == sum(using.values())
+
+
+@given(meshes())
+def test_folded_stands_for_all(mesh: tuple[Layout, int]) -> None:
+    layout, per_machine = mesh
+    check(place(layout, cluster(layout.world, per_machine)), layout, per_machine)
+
+
+@given(meshes())
+def test_unfolded_is_the_real_thing(mesh: tuple[Layout, int]) -> None:
+    layout, per_machine = mesh
+    placement = place(layout, cluster(layout.world, per_machine), fold=False)
+    check(placement, layout, per_machine)
+    assert len(placement.ranks) == layout.world
+    assert all(load == 1.0 for group in placement.groups for _, load in group.loads)
+
+
+@given(meshes(), st.randoms())
+def test_folding_with_slow_ranks(mesh: tuple[Layout, int], random: Random) -> None:
+    layout, per_machine = mesh
+    factors = np.array([random.choice((1.0, 1.0, 1.1, 1.5)) for _ in range(layout.world)])
+    placement = place(layout, cluster(layout.world, per_machine), slowdowns=factors)
+    check(placement, layout, per_machine)
+    mates = {"tp", "cp"} if layout.pp > 1 else {"tp", "cp", "dp"}
+    slowest: dict[tuple[int, ...], float] = defaultdict(float)
+    where = [tuple(at for axis, at in layout.coordinate(r).items() if axis not in mates) for r in range(layout.world)]
+    for rank in range(layout.world):
+        slowest[where[rank]] = max(slowest[where[rank]], factors[rank])
+    for rank in range(layout.world):
+        assert placement.ranks[placement.class_of(rank)].slowdown == slowest[where[rank]]
+
+
+@given(meshes())
+def test_closed_form_gives_the_classes_of_the_refinement(mesh: tuple[Layout, int]) -> None:
+    layout, per_machine = mesh
+    per_machine = min(per_machine, layout.world)
+    if _extents(layout, per_machine) is None:
+        return
+    fast = place(layout, cluster(layout.world, per_machine))
+    ones = np.ones(layout.world)
+    pairs = sorted({(src_pp, dst) for (src_pp, dst) in fast.channel_table})
+    assert fast.classes is None
+    assert fast == _place_any(layout, per_machine, refine(layout, per_machine, ones), ones, pairs)
+
+
+@given(meshes())
+def test_partner_is_the_other_end_of_the_channel(mesh: tuple[Layout, int]) -> None:
+    layout, per_machine = mesh
+    placement = place(layout, cluster(layout.world, per_machine))
+    for (src, dst), index in placement.channel_table.items():
+        assert placement.groups[index].parties == tuple(sorted((src, placement.partner(src, dst))))

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simtrain.program.placement import GroupClass, Placement, place
+from simtrain.scenario.layout import Layout
+from tests.unit.program.clusters import cluster
+
+
+def lie(placement: Placement, axis: str, index: int = 0) -> tuple[int, int, int, tuple[tuple[int, float], ...]]:
+    """Size, machines, members on a machine, and loads of a class's group."""
+    group = placement.groups[placement.group(axis, index)]
+    return group.size, group.machines, group.members_per_machine, group.loads
+
+
+def test_gpt3_on_1024_devices_by_hand() -> None:
+    # machine = one tensor group; a data group has a rank on 16 machines, and its 8 tensor siblings share each of them
+    placement = place(Layout(tp=8, dp=16, pp=8), cluster(1024, 8))
+    assert [rank.multiplicity for rank in placement.ranks] == [128] * 8
+    assert placement.machine_counts == (16,) * 8
+    assert lie(placement, "tp", 3) == (8, 1, 8, ())
+    assert lie(placement, "dp", 3) == (16, 16, 1, ((3, 8.0),))
+    assert lie(placement, "cp", 3) == (1, 1, 1, ())
+    assert lie(placement, "model") == (64, 8, 8, tuple((q, 1.0) for q in range(8)))
+    assert lie(placement, "embedding") == (2, 2, 1, ((0, 8.0), (7, 8.0)))
+    assert placement.group("embedding", 3) == -1
+    assert placement.groups[placement.channel(2, 3)] == GroupClass("pp", (2, 3), 2, 2, 1, ((2, 8.0), (3, 8.0)))
+    assert placement.channel(2, 3) != placement.channel(3, 2)
+    assert placement.resources[3] == "NICs of machine 48 (and 15 alike)"
+
+
+def test_sixteen_times_the_devices_are_the_same_classes() -> None:
+    small = place(Layout(tp=8, dp=16, pp=8), cluster(1024, 8))
+    large = place(Layout(tp=8, dp=256, pp=8), cluster(16384, 8))
+    assert len(large.ranks) == len(small.ranks)
+    assert len(large.groups) == len(small.groups)
+    assert large.ranks[0].multiplicity == 2048
+
+
+def test_uneven_tensor_groups_by_hand() -> None:
+    # 4 groups of 6 on 3 machines of 8, |000000 11|1111 2222|22 333333|: a mirror image of itself, rank r <-> 23 - r.
+    # Data groups {i, i + 6, i + 12, i + 18} have two ranks on the first (i = 0, 1), middle or last machine.
+    placement = place(Layout(tp=6, dp=4), cluster(24, 8))
+    assert placement.machine_counts == (2, 1)
+    assert [placement.members(i).tolist() for i in range(len(placement.ranks))] == [
+        [r, r + 1, 22 - r, 23 - r] for r in (0, 2, 4, 6, 8, 10)
+    ]
+    assert lie(placement, "tp", 0) == (6, 1, 6, ())
+    assert lie(placement, "tp", 3) == (6, 2, 4, ((0, 1.0), (1, 2.0)))
+    assert placement.groups[placement.group("tp", 3)].parties == (3, 4, 5)
+    assert lie(placement, "dp", 0) == (4, 3, 2, ((0, 4.0), (1, 4.0)))
+    assert lie(placement, "dp", 1) == (4, 3, 2, ((0, 2.0), (1, 2.0)))
+
+
+def test_context_parallel_ranks_reduce_gradients_too() -> None:
+    placement = place(Layout(tp=2, cp=2, dp=4), cluster(16, 8))
+    assert lie(placement, "cp") == (2, 1, 2, ())
+    assert lie(placement, "dp") == (8, 2, 4, ((0, 2.0),))
+
+
+def test_pipeline_inside_a_machine_loads_no_nic() -> None:
+    placement = place(Layout(tp=2, pp=4, dp=4, order=("tp", "pp", "cp", "dp")), cluster(32, 8))
+    assert placement.groups[placement.channel(0, 1)].loads == ()
+    assert lie(placement, "dp", 2) == (4, 4, 1, ((0, 2.0),))
+    assert placement.machine_counts == (4,)
+
+
+def test_last_machine_part_filled() -> None:
+    placement = place(Layout(dp=10), cluster(10, 8))
+    assert placement.machine_counts == (1, 1)
+    assert [rank.multiplicity for rank in placement.ranks] == [8, 2]
+    assert lie(placement, "dp") == (10, 2, 8, ((0, 1.0), (1, 1.0)))
+
+
+def test_unfolded_keeps_everything_apart() -> None:
+    placement = place(Layout(tp=2, dp=4, pp=2), cluster(16, 4), fold=False)
+    assert [rank.rank for rank in placement.ranks] == list(range(16))
+    assert placement.resources == tuple(f"NICs of machine {m}" for m in range(4))
+    assert placement.groups[placement.group("dp", 1)].parties == (1, 3, 5, 7)
+    assert placement.groups[placement.group("dp", 1)].loads == ((0, 1.0), (1, 1.0))
+    assert placement.groups[placement.channel(1, 1)].parties == (1, 9)
+
+
+def test_slowdown_of_ranks_in_lockstep() -> None:
+    layout = Layout(tp=2, dp=4, pp=2)
+    draws = 1 + np.arange(16) / 100
+    folded = place(layout, cluster(16, 4), slowdowns=draws)
+    assert [(rank.rank, rank.slowdown) for rank in folded.ranks] == [(2 * k, draws[2 * k + 1]) for k in range(8)]
+    unfolded = place(layout, cluster(16, 4), slowdowns=draws, fold=False)
+    assert [rank.slowdown for rank in unfolded.ranks] == draws.tolist()
+    no_pipeline = place(Layout(tp=2, dp=8), cluster(16, 4), slowdowns=draws)
+    assert [(rank.multiplicity, rank.slowdown) for rank in no_pipeline.ranks] == [(16, draws.max())]
+
+
+def test_slow_stage_does_not_unfold_its_replicas() -> None:
+    placement = place(Layout(dp=4, pp=2), cluster(8, 4), slowdowns=[1.0] * 4 + [1.5] * 4)
+    assert [(rank.multiplicity, rank.slowdown) for rank in placement.ranks] == [(4, 1.0), (4, 1.5)]
+
+
+def test_channels_other_than_ring_neighbours() -> None:
+    placement = place(Layout(pp=4), cluster(4, 4), channels=[(0, 2)])
+    assert placement.groups[placement.channel(0, 2)].parties == (0, 2)
+    with pytest.raises(KeyError):
+        placement.channel(0, 1)
