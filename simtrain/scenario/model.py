@@ -6,7 +6,7 @@ implementations (biases, norms, learned positions included) and are checked agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -108,11 +108,74 @@ class Model:
     def part_parameters(self, part: Part, layer: int, tp: int) -> float:
         """Parameters that one tensor rank holds of one part.
 
-        ``part`` is EMBEDDING, ATTENTION, CROSS_ATTENTION, MLP or HEAD. Matrices are divided
-        by ``tp``; norms and the biases of row-parallel layers are replicated; the vocabulary is padded.
+        Matrices are divided by ``tp`` (key and value heads no further than one head a rank); norms, positions and the
+        biases of row-parallel layers are replicated; the vocabulary is padded. A tied head holds its norm alone: the
+        matrix belongs to the embedding, and a second copy on another pipeline stage is the caller's to add.
+
+        Parameters
+        ----------
+        part
+            EMBEDDING, ATTENTION, CROSS_ATTENTION, MLP or HEAD.
+        layer
+            Block number; not read for EMBEDDING and HEAD.
+        tp
+            Tensor-parallel degree.
+
+        Raises
+        ------
+        ValueError
+            For any other part: it holds no parameters of its own.
         """
-        raise NotImplementedError
+        match part:
+            case Part.EMBEDDING:
+                return self._embedding_parameters(tp)
+            case Part.ATTENTION:
+                return self._attention_parameters(tp) + self._relative_bias(layer) / tp
+            case Part.CROSS_ATTENTION:
+                return self._attention_parameters(tp) if self.block_kind(layer) is BlockKind.CROSS else 0.0
+            case Part.MLP:
+                return self._mlp_parameters(tp) + self._encoder_norm(layer)
+            case Part.HEAD:
+                return self._head_parameters(tp)
+        raise ValueError(f"{part} holds no parameters")
+
+    @property
+    def _norm(self) -> int:
+        """Parameters of one normalisation: scale, and shift unless RMSNorm."""
+        return self.hidden if self.rms_norm else 2 * self.hidden
+
+    def _embedding_parameters(self, tp: int) -> float:
+        norm = self._norm if self.family is Family.BERT else 0
+        return self.padded_vocab(tp) / tp * self.hidden + (self.max_positions + self.token_types) * self.hidden + norm
+
+    def _attention_parameters(self, tp: int) -> float:
+        query, key = self.heads * self.head_dim / tp, max(1.0, self.kv_heads / tp) * self.head_dim
+        bias = (query + 2 * key) * (self.bias or self.qkv_bias) + self.hidden * self.bias
+        return self.hidden * (2 * query + 2 * key) + bias + self._norm
+
+    def _mlp_parameters(self, tp: int) -> float:
+        up = self.ffn_hidden / tp * (2 if self.gated_mlp else 1)
+        return self.hidden * (up + self.ffn_hidden / tp) + (up + self.hidden) * self.bias + self._norm
+
+    def _head_parameters(self, tp: int) -> float:
+        vocab = self.padded_vocab(tp) / tp
+        matrix = 0.0 if self.tied_embeddings else vocab * self.hidden
+        if self.family is Family.BERT:
+            # Devlin 2019: pooler and masked-language transform (h x h with bias), norm, vocabulary bias, next sentence.
+            return matrix + 2 * (self.hidden + 1) * self.hidden + self._norm + vocab + 2 * self.hidden + 2
+        return matrix + self._norm
+
+    def _relative_bias(self, layer: int) -> int:
+        """T5 keeps one table of 32 buckets by head in the first encoder and the first decoder block (Raffel 2020)."""
+        return 32 * self.heads if self.family is Family.T5 and layer in (0, self.encoder_layers) else 0
+
+    def _encoder_norm(self, layer: int) -> int:
+        """The norm behind the last T5 encoder block, counted with that block."""
+        return self._norm if self.family is Family.T5 and layer == self.encoder_layers - 1 else 0
 
     def parameters(self) -> int:
         """Parameters of the whole model as published (vocabulary not padded, tied embeddings counted once)."""
-        raise NotImplementedError
+        plain = replace(self, vocab_multiple=1)
+        inner = (Part.ATTENTION, Part.CROSS_ATTENTION, Part.MLP)
+        blocks = sum(plain.part_parameters(part, layer, 1) for layer in range(self.layers) for part in inner)
+        return round(blocks + plain.part_parameters(Part.EMBEDDING, -1, 1) + plain.part_parameters(Part.HEAD, -1, 1))

@@ -1,0 +1,76 @@
+"""``Scenario`` -> the mapping that its file would hold with everything filled in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from simtrain.scenario.scenario import Recompute, Scenario
+from simtrain.scenario.schema import NetworkSpec, ScenarioFile
+
+
+def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
+    """The filled-in file of a scenario: loading it gives an equal scenario. A default network stays ``auto``, because a
+    network that nobody chose is a class of its own where predictions are compared."""
+    cluster, training, parallel = built.cluster, built.training, built.parallelism
+    layout = parallel.layout
+    recompute: Any = training.recompute.value
+    if training.recompute in (Recompute.BLOCKS, Recompute.EVERY):
+        recompute = {recompute: training.recompute_layers}
+    filled: dict[str, Any] = {
+        "name": built.name,
+        "stack": built.stack.name,
+        "seed": built.seed,
+        "cluster": {
+            "accelerator": cluster.accelerator.name,
+            **({"machine": cluster.machine.name} if cluster.machine else {}),
+            "devices": cluster.devices,
+            "devices_per_machine": cluster.devices_per_machine,
+            "nics_per_machine": cluster.nics_per_machine,
+            "network": _network(spec.cluster.network) or "auto",
+            "scale_up": _network(spec.cluster.scale_up) or cluster.scale_up.name,
+            "jitter": {"sigma": cluster.jitter.sigma},
+        },
+        "model": asdict(built.model) | {"family": built.model.family.value},
+        "training": {
+            "global_batch": training.global_batch,
+            "micro_batch": training.micro_batch,
+            "accumulation": built.microbatches,
+            "seq_len": training.seq_len,
+            "precision": training.precision.value,
+            "optimizer": training.optimizer.name,
+            "recompute": recompute,
+            "attention": training.attention.value,
+            "sync_every_microbatch": training.sync_every_microbatch,
+        },
+        "parallelism": {
+            **{axis: layout.degree(axis) for axis in ("dp", "tp", "pp", "cp", "ep")},
+            "zero": int(parallel.zero),
+            "sequence_parallel": parallel.sequence_parallel,
+            "virtual_stages": parallel.virtual_stages,
+            "schedule": parallel.schedule,
+            "stage_layers": list(parallel.stage_layers),
+            "mesh_order": list(layout.order),
+            "overlap": parallel.overlap,
+            "reshard_after_forward": parallel.reshard_after_forward,
+            "prefetch": parallel.prefetch,
+        },
+    }
+    if built.measured:
+        filled["measured"] = _with_units(dict(built.measured))
+    return filled
+
+
+def _network(spec: NetworkSpec | None) -> Any:
+    """A network as its file would say it: nothing, a row, or a row with figures."""
+    if spec is None:
+        return None
+    said = _with_units(spec.model_dump(exclude_none=True))
+    return said["row"] if list(said) == ["row"] else said
+
+
+_UNITS = {"step_time": "s", "latency": "s", "peak_memory": "B", "bandwidth": "B/s"}
+
+
+def _with_units(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: f"{value!r} {_UNITS[key]}" if key in _UNITS else value for key, value in values.items()}

@@ -1,0 +1,89 @@
+"""Hugging Face ``config.json`` -> sizes of a model, by plain reading of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from simtrain.errors import InputError, Problem, did_you_mean
+from simtrain.scenario.yamltext import read_text
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim", "d_kv"),
+    "ffn_hidden": ("intermediate_size", "n_inner", "d_ff"),
+    "vocab": ("vocab_size",),
+    "tied_embeddings": ("tie_word_embeddings",),
+    "max_positions": ("max_position_embeddings", "n_positions"),
+    "token_types": ("type_vocab_size",),
+    "sliding_window": ("sliding_window",),
+    "qkv_bias": ("attention_bias",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "expert_ffn_hidden": ("moe_intermediate_size",),
+}
+"""Our key -> theirs, in order of preference."""
+_ROTARY = {"max_positions": 0}
+MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"family": "gpt"},
+    "gpt_neox": {"family": "gpt", **_ROTARY},
+    "llama": {"family": "llama", **_ROTARY},
+    "mistral": {"family": "llama", **_ROTARY},
+    "qwen2": {"family": "llama", "qkv_bias": True, **_ROTARY},
+    "gemma": {"family": "llama", "tied_embeddings": True, **_ROTARY},
+    "bert": {"family": "bert"},
+    "t5": {"family": "t5", **_ROTARY},
+    "mixtral": {"family": "moe", **_ROTARY},
+    "qwen2_moe": {"family": "moe", **_ROTARY},
+    "qwen3_moe": {"family": "moe", **_ROTARY},
+    "deepseek_v2": {"family": "moe", **_ROTARY},
+    "deepseek_v3": {"family": "moe", **_ROTARY},
+}
+"""``model_type`` -> keys that the type implies; what the file says itself wins, except for positions."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Sizes in the words of ``ModelSpec``.
+
+    Raises
+    ------
+    InputError
+        Not readable, not JSON, not an object, or a ``model_type`` that is not known.
+    """
+    text, file = read_text(path), str(path)
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError([Problem(file, error.lineno, error.colno, message=f"not valid JSON: {error.msg}")]) from None
+    except (RecursionError, ValueError):
+        raise InputError([Problem(file, 1, 1, message="not valid JSON: nested too deeply or a number too long")]) from None
+    if not isinstance(config, dict):
+        raise InputError([Problem(file, 1, 1, message="must hold a JSON object")])
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        hint = did_you_mean(str(kind)[:100], MODEL_TYPES)
+        known = ", ".join(MODEL_TYPES)
+        raise InputError([Problem(file, 1, 1, "model_type", f"{str(kind)[:100]!r} is not a known architecture{hint}; known: {known}")])
+    return _sizes(config, MODEL_TYPES[kind])
+
+
+def _sizes(config: dict[str, Any], implied: dict[str, Any]) -> dict[str, Any]:
+    sizes = dict(implied)
+    for key, names in ALIASES.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None and not (key == "max_positions" and "max_positions" in implied):
+            sizes[key] = value
+    if config.get("use_sliding_window") is False:
+        sizes.pop("sliding_window", None)
+    if implied["family"] == "bert":
+        sizes["tied_embeddings"] = True
+    if implied["family"] == "t5":
+        decoder = config.get("num_decoder_layers") or sizes.get("layers")
+        if isinstance(sizes.get("layers"), int) and isinstance(decoder, int):
+            sizes |= {"encoder_layers": sizes["layers"], "layers": sizes["layers"] + decoder}
+        sizes["gated_mlp"] = str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    return sizes

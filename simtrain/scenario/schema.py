@@ -1,0 +1,252 @@
+"""The scenario file as pydantic models: keys, types and bounds, with no meaning across keys.
+
+Every key is optional in form: ``None`` (left out, null, or ``auto``) stands for a value that ``resolve`` derives or fills
+with a documented default. Unknown keys are refused. Quantities carry a unit and become SI floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, GroupedMetadata, Le
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from simtrain import units
+from simtrain.scenario.yamltext import describe
+
+EVERY_SQRT = 0
+"""``recompute: {every: sqrt}`` before the number of layers is known."""
+
+
+def _auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _quantity(dimension: units.Dimension) -> BeforeValidator:
+    def convert(value: object) -> float | None:
+        if value is None or value == "auto":
+            return None
+        try:
+            amount = units.parse(value, dimension)
+        except ValueError as error:
+            raise PydanticCustomError("quantity", "{why}", {"why": str(error)}) from None
+        if amount <= 0:
+            raise PydanticCustomError("quantity", "{why}", {"why": f"must be above zero, not {describe(value)}"})
+        return amount
+
+    return BeforeValidator(convert, json_schema_input_type=str | None)
+
+
+@dataclass(frozen=True)
+class Count(GroupedMetadata):
+    """Bounds of a whole number that may be left out (``auto``)."""
+
+    most: int
+    least: int = 1
+
+    def __iter__(self) -> Iterator[object]:
+        yield Ge(self.least)
+        yield Le(self.most)
+        form = Annotated[int, Field(ge=self.least, le=self.most)] | Literal["auto"] | None
+        yield BeforeValidator(_auto, json_schema_input_type=form)
+
+
+def _section(key: str) -> BeforeValidator:
+    """Let plain text stand for a mapping with one key: ``model: gpt2-xl``."""
+    return BeforeValidator(
+        lambda value: {key: value} if isinstance(value, str) else value, json_schema_input_type=str | dict[str, Any]
+    )
+
+
+Degree = Annotated[int | None, Count(1_000_000)]
+Layers = Annotated[int | None, Count(10_000)]
+Width = Annotated[int | None, Count(10_000_000)]
+Batch = Annotated[int | None, Count(1_000_000_000)]
+Flag = Annotated[bool | None, BeforeValidator(_auto, json_schema_input_type=bool | Literal["auto"] | None)]
+Name = Annotated[
+    Annotated[str, StringConstraints(min_length=1, max_length=100)] | None,
+    BeforeValidator(_auto, json_schema_input_type=str | None),
+]
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$", max_length=100)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Bandwidth = Annotated[float | None, _quantity(units.Dimension.BANDWIDTH)]
+Time = Annotated[float | None, _quantity(units.Dimension.TIME)]
+Data = Annotated[float | None, _quantity(units.Dimension.DATA)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, ser_json_inf_nan="strings")
+
+
+class NetworkSpec(Section):
+    """A network row, or a row with figures of its own."""
+
+    row: Name = None
+    bandwidth: Bandwidth = None
+    latency: Time = None
+    efficiency: Fraction | None = None
+
+
+class JitterSpec(Section):
+    """Run-to-run variation of device speed."""
+
+    sigma: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+Network = Annotated[NetworkSpec | None, BeforeValidator(_auto), _section("row")]
+
+
+class ClusterSpec(Section):
+    """Devices and how they are joined. Give one of nodes, devices and slice."""
+
+    accelerator: Name = None
+    machine: Name = None
+    nodes: Degree = None
+    devices: Annotated[int | None, Count(2_000_000)] = None
+    slice: Name = None
+    devices_per_machine: Annotated[int | None, Count(1024)] = None
+    nics_per_machine: Annotated[int | None, Count(1024)] = None
+    network: Network = None
+    scale_up: Network = None
+    placement: Any = None
+    degraded: Any = None
+    jitter: JitterSpec | None = None
+
+
+class ModelSpec(Section):
+    """A preset, a Hugging Face configuration, an operator table, or the sizes themselves; sizes win over a preset's."""
+
+    preset: Name = None
+    config: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = None
+    op_table: str | None = None
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
+    family: Literal["gpt", "llama", "bert", "t5", "moe"] | None = None
+    layers: Layers = None
+    hidden: Width = None
+    heads: Annotated[int | None, Count(100_000)] = None
+    kv_heads: Annotated[int | None, Count(100_000)] = None
+    head_dim: Annotated[int | None, Count(100_000)] = None
+    ffn_hidden: Width = None
+    gated_mlp: Flag = None
+    vocab: Width = None
+    tied_embeddings: Flag = None
+    max_positions: Annotated[int | None, Count(100_000_000, 0)] = None
+    bias: Flag = None
+    qkv_bias: Flag = None
+    rms_norm: Flag = None
+    dropout: Flag = None
+    encoder_layers: Annotated[int | None, Count(10_000, 0)] = None
+    token_types: Annotated[int | None, Count(1_000, 0)] = None
+    experts: Annotated[int | None, Count(100_000, 0)] = None
+    experts_per_token: Annotated[int | None, Count(100_000, 0)] = None
+    experts_shared: Annotated[int | None, Count(100_000, 0)] = None
+    expert_ffn_hidden: Annotated[int | None, Count(10_000_000, 0)] = None
+    sliding_window: Annotated[int | None, Count(100_000_000, 0)] = None
+    vocab_multiple: Annotated[int | None, Count(1_000_000)] = None
+
+
+RECOMPUTE_FORMS = "none, selective, full, {blocks: n} or {every: k} (k a number of layers, or sqrt)"
+
+
+def _recompute(value: object) -> object:
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, str) and value in ("none", "selective", "full"):
+        return (value, 0)
+    if isinstance(value, dict) and len(value) == 1:
+        mode, number = next(iter(value.items()))
+        if mode == "every" and number == "sqrt":
+            return (mode, EVERY_SQRT)
+        if mode in ("blocks", "every") and type(number) is int and 1 <= number <= 10_000:
+            return (mode, number)
+    raise PydanticCustomError("choice", "{why}", {"why": f"must be {RECOMPUTE_FORMS}, not {describe(value)}"})
+
+
+RecomputeForm = Annotated[
+    tuple[str, int] | None,
+    BeforeValidator(
+        _recompute,
+        json_schema_input_type=Literal["auto", "none", "selective", "full"]
+        | dict[Literal["blocks", "every"], int | Literal["sqrt"]]
+        | None,
+    ),
+]
+
+
+class TrainingSpec(Section):
+    """How the job trains; batches in sequences."""
+
+    global_batch: Batch = None
+    micro_batch: Batch = None
+    accumulation: Batch = None
+    seq_len: Annotated[int | None, Count(16_777_216)] = None
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] | None = None
+    optimizer: Name = None
+    recompute: RecomputeForm = None
+    attention: Annotated[
+        Literal["unfused", "flash2", "flash3", "cudnn", "xla"] | None,
+        BeforeValidator(_auto, json_schema_input_type=Literal["auto", "unfused", "flash2", "flash3", "cudnn", "xla"] | None),
+    ] = None
+    trainable: Any = None
+    offload: Any = None
+    sync_every_microbatch: Flag = None
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+LATER_SCHEDULES = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "breadth-first")
+StageList = Annotated[
+    Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1, max_length=10_000)] | None,
+    BeforeValidator(_auto, json_schema_input_type=list[int] | Literal["auto"] | None),
+]
+
+
+class ParallelismSpec(Section):
+    """How the job is split."""
+
+    dp: Degree = None
+    tp: Degree = None
+    pp: Degree = None
+    cp: Degree = None
+    ep: Degree = None
+    zero: Annotated[int | None, Count(3, 0)] = None
+    shard_size: Degree = None
+    sequence_parallel: Flag = None
+    virtual_stages: Annotated[int | None, Count(10_000)] = None
+    schedule: Name = None
+    stage_layers: StageList = None
+    cp_kind: Name = None
+    mesh_order: list[Literal["tp", "cp", "dp", "pp"]] | None = None
+    overlap: Flag = None
+    reshard_after_forward: Flag = None
+    prefetch: Annotated[int | None, Count(1_000, 0)] = None
+
+
+class MeasuredSpec(Section):
+    """Published result of this very run."""
+
+    step_time: Time = None
+    tokens_per_s: Annotated[float, Field(gt=0, le=1e15)] | None = None
+    mfu: Fraction | None = None
+    peak_memory: Data = None
+    source: str | None = None
+
+
+class ScenarioFile(Section):
+    """A scenario file."""
+
+    name: FileName | None = None
+    extends: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = None
+    stack: Name = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    cluster: ClusterSpec = ClusterSpec()
+    model: Annotated[ModelSpec, _section("preset")] = ModelSpec()
+    training: TrainingSpec = TrainingSpec()
+    parallelism: ParallelismSpec = ParallelismSpec()
+    input: Any = None
+    job: Any = None
+    measured: MeasuredSpec | None = None
