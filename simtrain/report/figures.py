@@ -11,12 +11,8 @@ if TYPE_CHECKING:
 
 def png(figure: Figure, dpi: float = 150) -> bytes:
     """The figure as PNG, without date or version in it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None}) if dpi == figure.dpi else figure.savefig(
-        buffer, format="png", dpi=dpi, metadata={"Software": None}
-    )
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -14,7 +14,11 @@ INK = "#1b1e24"
 """Text and axes; the page replaces it by the reader's own text colour."""
 MUTED = "#6b7280"
 IDLE = "#e9ebee"
-"""Background of a rank's row: the bubble."""
+"""Background of a rank's row: waiting."""
+EDGE = "#fefefe"
+"""Seams between boxes: the colour of the page."""
+OVER = "#c1121f"
+"""The capacity that must not be passed."""
 
 
 class Band(StrEnum):
@@ -45,7 +49,7 @@ BAND_COLOUR = {
     Band.TP: "#e69f00",
     Band.CP: "#8c6d1f",
     Band.EP: "#a0522d",
-    Band.PP: "#5b3a8c",
+    Band.PP: "#7b52ab",
     Band.DP_REDUCE: "#d55e00",
     Band.DP_GATHER: "#cc79a7",
     Band.HOST: "#8a8f98",
@@ -88,7 +92,7 @@ MEMORY_COLOUR = {
     Memory.ACTIVATIONS: "#009e73",
     Memory.LOGITS: "#56b4e9",
     Memory.GATHERED: "#cc79a7",
-    Memory.BUFFERS: "#5b3a8c",
+    Memory.BUFFERS: "#7b52ab",
     Memory.WORKSPACE: "#e69f00",
     Memory.RUNTIME: "#8a8f98",
     Memory.RESERVE: "#c9cdd4",

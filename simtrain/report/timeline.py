@@ -2,7 +2,7 @@
 
 A box is one span of the compute stream (adjacent ones of one pass and microbatch share a label). The height of a colour in
 a box is its share of the box's time, because a merged work holds many small collectives and recomputations. Communication
-streams run in thin lanes below.
+streams run in thin lanes below, or, where there are many ranks, behind the boxes: what is seen there is exposed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simtrain.program.lowered import PieceKind, SimRank, Stream
-from simtrain.report.palette import BAND_COLOUR, IDLE, INK, LIGHT, MUTED, PIECE_BAND, TIME_BAND, Band
+from simtrain.report.palette import BAND_COLOUR, EDGE, IDLE, INK, LIGHT, MUTED, PIECE_BAND, TIME_BAND, Band
 from simtrain.trace.metrics import COMPUTE_STREAM, KINDS, STREAMS, Columns, span_kinds
 from simtrain.trace.spans import Trace
 from simtrain.units import format_time
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 BANDS = tuple(Band)
 MOST_ROWS = 128
 """More simulated ranks than this are thinned out evenly."""
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 14.0, 1.75, 0.2, 0.95, 0.55
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 14.0, 1.75, 0.2, 0.78, 0.55
 """Inches: the figure's width and its margins."""
+_SMALLEST = 4.5
+"""Points: no text is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,18 @@ class _Rows:
     """Communication lanes under each rank."""
 
     @property
+    def crowded(self) -> bool:
+        """Too many rows for lanes of their own."""
+        return len(self.shown) > 32
+
+    @property
     def compute_height(self) -> float:
-        return 0.86 if not self.lanes else 0.62
+        return 0.86 if self.crowded or not self.lanes else 0.62
 
     def lane(self, index: int) -> tuple[float, float]:
         """Top and height of a lane, below the row's top."""
+        if self.crowded:
+            return 0.0, self.compute_height
         height = (0.9 - self.compute_height - 0.04) / len(self.lanes)
         return self.compute_height + 0.04 + index * height, 0.92 * height
 
@@ -114,9 +123,7 @@ def rank_labels(trace: Trace) -> list[tuple[str, str]]:
     ranks, lowered = trace.lowered.ranks, trace.lowered
     order = sorted(ranks, key=lambda rank: rank.rank)
     contiguous = all(b.rank - a.rank == a.multiplicity for a, b in zip(order, order[1:], strict=False))
-    stages = [
-        {lowered.works[task.work].stage for task in one.tasks if task.microbatch >= 0} for one in lowered.lists
-    ]
+    stages = [{lowered.works[task.work].stage for task in one.tasks if task.microbatch >= 0} for one in lowered.lists]
     return [rank_label(rank, stages[rank.tasks], contiguous) for rank in ranks]
 
 
@@ -127,8 +134,6 @@ def _rows(trace: Trace, columns: Columns) -> _Rows:
     place[shown] = np.arange(len(shown))
     active = set(columns.stream[(trace.end > trace.start) & (columns.stream != COMPUTE_STREAM)].tolist())
     classes = [(Stream.GATHER,), (Stream.REDUCE,), (Stream.SEND, Stream.RECV)]
-    if len(shown) > 32:
-        classes = [tuple(stream for one in classes for stream in one)]
     lanes = tuple(one for one in classes if any(STREAMS.index(stream) in active for stream in one))
     return _Rows(shown, place, lanes)
 
@@ -195,14 +200,12 @@ def _boxes(axes: Axes, trace: Trace, columns: Columns, rows: _Rows) -> set[Band]
         for shade in np.unique(pale[shares[:, index] > 0]).tolist():
             on = (shares[:, index] > 0) & (pale == shade)
             before = edge[on, index] - shares[on, index] * rows.compute_height
-            corners = _rectangles(
-                trace.start[ids[on]], trace.end[ids[on]], top[on] + before, top[on] + edge[on, index]
-            )
+            corners = _rectangles(trace.start[ids[on]], trace.end[ids[on]], top[on] + before, top[on] + edge[on, index])
             _add(axes, corners, _pale(band, shade), edgecolors="none", zorder=2)
             used.add(band)
     outline = _rectangles(trace.start[ids], trace.end[ids], top, top + rows.compute_height)
     wide = busy > trace.step_time / 500
-    _add(axes, outline[wide], "none", edgecolors="white", linewidths=0.5, zorder=3)
+    _add(axes, outline[wide], "none", edgecolors=EDGE, linewidths=0.5, zorder=3)
     return used
 
 
@@ -239,16 +242,14 @@ def _lanes(axes: Axes, trace: Trace, columns: Columns, rows: _Rows, used: set[Ba
             band = TIME_BAND.get(KINDS[kind], Band.PP)
             top = row[ids] - 0.45 + offset
             corners = _rectangles(trace.start[ids], trace.end[ids], top, top + height)
-            _add(axes, corners, BAND_COLOUR[band], edgecolors=BAND_COLOUR[band], linewidths=0.3, zorder=2)
+            _add(axes, corners, BAND_COLOUR[band], edgecolors=BAND_COLOUR[band], linewidths=0.3, zorder=1.5)
             used.add(band)
 
 
-def _labels(
-    axes: Axes, trace: Trace, columns: Columns, rows: _Rows, *, points: float, row_points: float
-) -> None:
+def _labels(axes: Axes, trace: Trace, columns: Columns, rows: _Rows, *, points: float, row_points: float) -> None:
     """Microbatch numbers, where they fit: once for each run of adjacent boxes of one pass and microbatch."""
     size = min(8.0, 0.6 * row_points * rows.compute_height)
-    if size < 4.0:
+    if size < _SMALLEST:
         return
     bands = [_main_band(trace, work) for work in range(len(trace.demands))]
     code = np.array([BANDS.index(band) for band in bands])[columns.work]
@@ -262,25 +263,27 @@ def _labels(
     first = np.flatnonzero(np.concatenate([[True], (keys[1:] != keys[:-1]).any(axis=1)]))
     last = np.concatenate([first[1:], [len(ids)]]) - 1
     start, end = trace.start[ids[first]], trace.end[ids[last]]
-    fits = (end - start) * points > size * (0.62 * np.char.str_len(keys[first, 1].astype(str)) + 0.4)
+    width = (end - start) * points
+    flat = width / (0.62 * len(str(keys[:, 1].max())) + 0.4)
+    upright = flat >= min(size, 6.0)
+    sizes = np.minimum(size, np.where(upright, flat, width / 0.9))
     shares = _shares(trace)
-    for at in np.flatnonzero(fits).tolist():
+    for at in np.flatnonzero(sizes >= _SMALLEST).tolist():
         rank, microbatch, band = keys[first[at]].tolist()
         share = shares[columns.work[ids[first[at]]], band]
         middle = rows.place[rank] - 0.45 + rows.compute_height * max(0.5 * share, 0.3)
         colour = INK if BANDS[band] in LIGHT else "white"
-        axes.text(
-            (start[at] + end[at]) / 2, middle, str(microbatch), fontsize=size, color=colour, ha="center", va="center"
-        )
+        x = (start[at] + end[at]) / 2
+        turn = 0 if upright[at] else 90
+        style = {"fontsize": sizes[at], "color": colour, "ha": "center", "va": "center", "rotation": turn}
+        axes.text(x, middle, str(microbatch), **style)
 
 
 def _axes(axes: Axes, trace: Trace, rows: _Rows, row_inches: float) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     count = len(rows.shown)
-    unit, scale = next(
-        (pair for pair in (("s", 1.0), ("ms", 1e-3)) if trace.step_time >= pair[1]), ("us", 1e-6)
-    )
+    unit, scale = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if trace.step_time >= pair[1]), ("us", 1e-6))
     axes.set_xlim(0, trace.step_time or 1.0)
     axes.set_ylim(count - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
@@ -307,7 +310,7 @@ def _legend(figure: Figure, used: set[Band], height: float) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=BAND_COLOUR[band], label=band.value) for band in BANDS if band in used]
-    handles.append(Patch(color=IDLE, label="idle (bubble)"))
+    handles.append(Patch(color=IDLE, label="waiting"))
     legend = figure.legend(
         handles=handles,
         loc="upper left",

@@ -15,7 +15,10 @@ K = PieceKind
 
 
 def job(
-    lists: Sequence[TaskList], works: Sequence[Work], groups: Sequence[Group] = (), slots: Sequence[tuple[int, ...]] = ()
+    lists: Sequence[TaskList],
+    works: Sequence[Work],
+    groups: Sequence[Group] = (),
+    slots: Sequence[tuple[int, ...]] = (),
 ) -> Lowered:
     """A lowered job of one rank a list."""
     ranks = tuple(
@@ -57,7 +60,8 @@ def pipeline(stages: int, microbatches: int, *, message: float = 0.0, reduce: fl
     ranks = tuple(SimRank(8 * dp * s, 8 * dp, (("pp", s),), s, slots[s]) for s in range(stages))
     tp, pp, data = Span(8, 1, 8), Span(2, 2, 1), Span(dp, dp, 1)
     works = tuple(
-        Work(pieces, 0, name)
+        Work(pieces, stage, name)
+        for stage in range(stages)
         for name, pieces in (
             ("F", (Piece(K.FORWARD, Part.MLP), Piece(K.ALL_REDUCE, Part.MLP, axis="tp", span=tp))),
             ("B", (Piece(K.RECOMPUTE, Part.MLP), Piece(K.BACKWARD, Part.MLP))),
@@ -76,7 +80,7 @@ def pipeline(stages: int, microbatches: int, *, message: float = 0.0, reduce: fl
         simple(reduce, TimeKind.DP_REDUCE, wire=7e6),
         simple(0.5, TimeKind.OPTIMIZER),
     )
-    return run(Lowered(works, lists, ranks, tuple(groups)), demands)
+    return run(Lowered(works, lists, ranks, tuple(groups)), demands * stages)
 
 
 def _tasks(stage: int, stages: int, microbatches: int, messages: bool) -> list[Task]:
@@ -100,7 +104,8 @@ def _tasks(stage: int, stages: int, microbatches: int, messages: bool) -> list[T
             tasks.append(Task(3, SEND, m, done, 1) if kind == FORWARD else Task(5, SEND_GRAD, m, done, 3))
     last = max(i for i, task in enumerate(tasks) if task.work == BACKWARD)
     tasks.append(Task(1, REDUCE, -1, (last,)))
-    return [*tasks, Task(0, STEP, -1, (len(tasks) - 1,))]
+    tasks.append(Task(0, STEP, -1, (len(tasks) - 1,)))
+    return [task._replace(work=task.work + stage * (STEP + 1)) for task in tasks]
 
 
 def run(lowered: Lowered, demands: Sequence[Demand]) -> Trace:
@@ -147,6 +152,4 @@ def run(lowered: Lowered, demands: Sequence[Demand]) -> Trace:
                 moved = True
     order = sorted(spans, key=lambda key: (spans[key][1], spans[key][0], key))
     ids = {key: i for i, key in enumerate(order)}
-    return trace(
-        lowered, demands, [(*key, *spans[key][:2], ids[by] if (by := spans[key][2]) else -1) for key in order]
-    )
+    return trace(lowered, demands, [(*key, *spans[key][:2], ids[by] if (by := spans[key][2]) else -1) for key in order])

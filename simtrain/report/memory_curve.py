@@ -1,0 +1,167 @@
+"""The memory curve: what the fullest rank holds over a step, and the peak of every rank beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simtrain.program.demand import Memory
+from simtrain.report.palette import EDGE, INK, MEMORY_COLOUR, MUTED, OVER, words
+from simtrain.report.timeline import rank_labels
+from simtrain.trace.memory import MemoryProfile
+from simtrain.trace.spans import Trace
+from simtrain.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GIB = 2.0**30
+STACK = (
+    Memory.RUNTIME,
+    Memory.RESERVE,
+    Memory.BUFFERS,
+    Memory.PARAMETERS,
+    Memory.OPTIMIZER,
+    Memory.GRADIENTS,
+    Memory.ACTIVATIONS,
+    Memory.LOGITS,
+    Memory.GATHERED,
+    Memory.WORKSPACE,
+)
+"""Bottom to top: what rests below what moves."""
+_MOST_BARS = 32
+
+
+def memory_curve(profile: MemoryProfile, trace: Trace, *, title: str = "") -> Figure:
+    """Draw memory by category over time for the rank with the highest peak, and the peaks of all ranks.
+
+    Parameters
+    ----------
+    profile
+        Memory of every simulated rank.
+    trace
+        The step it belongs to: its length, and what the ranks are called.
+    title
+        Usually the scenario's name.
+
+    Returns
+    -------
+    Figure
+        GiB against s, ms or us; capacity and peak are marked.
+    """
+    from matplotlib.figure import Figure
+
+    labels = rank_labels(trace)
+    several = len(profile.ranks) > 1
+    figure = Figure(figsize=(14.0, 4.6), facecolor="white")
+    curve = figure.add_axes((0.055, 0.12, 0.62 if several else 0.925, 0.68))
+    worst = profile.worst
+    _stack(curve, profile, worst, trace.step_time)
+    name, who = labels[profile.ranks[worst]]
+    figure.text(0.055, 0.935, title, fontsize=13, fontweight="bold", color=INK)
+    curve.set_title(f"memory of {name} ({who}), the fullest", fontsize=9.5, color=MUTED, loc="left", pad=24)
+    if several:
+        bars = figure.add_axes((0.79, 0.12, 0.19, 0.68))
+        _peaks(bars, profile, [labels[rank][0] for rank in profile.ranks])
+    _legend(curve, profile)
+    return figure
+
+
+def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float) -> None:
+    unit, scale = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if step_time >= pair[1]), ("us", 1e-6))
+    times = np.append(profile.times[index], max(step_time, profile.times[index][-1])) / scale
+    below = np.zeros(len(times))
+    for category in STACK:
+        if category in profile.curves[index]:
+            level = profile.curves[index][category] / GIB
+            above = below + np.append(level, level[-1])
+            axes.fill_between(times, below, above, step="post", color=MEMORY_COLOUR[category], linewidth=0)
+            below = above
+    at, peak, _ = profile.peak(index)
+    limit = max(profile.capacity, peak) / GIB * 1.12
+    _capacity(axes, profile.capacity)
+    right = at > 0.7 * step_time
+    axes.plot([at / scale], [peak / GIB], "o", color=INK, markersize=4, zorder=4)
+    axes.annotate(
+        f"peak {format_bytes(peak)} at {format_time(at)}",
+        (at / scale, peak / GIB),
+        xytext=(-8 if right else 8, 7),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        fontsize=9,
+        color=INK,
+        bbox={"facecolor": EDGE, "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
+    )
+    axes.set_xlim(0, times[-1] or 1.0)
+    axes.set_ylim(0, limit)
+    axes.set_xlabel(f"time in {unit}", fontsize=9, color=INK)
+    axes.set_ylabel("GiB", fontsize=9, color=INK)
+    _plain(axes)
+
+
+def _capacity(axes: Axes, capacity: float) -> None:
+    axes.axhline(capacity / GIB, color=OVER, linewidth=1.2, linestyle=(0, (5, 3)))
+    axes.text(
+        1.0,
+        capacity / GIB,
+        f"capacity {format_bytes(capacity)}",
+        transform=axes.get_yaxis_transform(),
+        ha="right",
+        va="bottom",
+        fontsize=8.5,
+        color=OVER,
+    )
+
+
+def _peaks(axes: Axes, profile: MemoryProfile, names: list[str]) -> None:
+    """Peak of every rank, stacked by category; thinned out where there are many."""
+    count = len(profile.ranks)
+    shown = np.unique(np.linspace(0, count - 1, min(count, _MOST_BARS)).round().astype(int)).tolist()
+    peaks = [profile.peak(index)[2] for index in shown]
+    rows = np.arange(len(shown))
+    left = np.zeros(len(shown))
+    for category in STACK:
+        width = np.array([peak.get(category, 0.0) for peak in peaks]) / GIB
+        axes.barh(rows, width, left=left, height=0.78, color=MEMORY_COLOUR[category], linewidth=0)
+        left += width
+    axes.axvline(profile.capacity / GIB, color=OVER, linewidth=1.2, linestyle=(0, (5, 3)))
+    size = 8.5 if len(shown) <= 16 else 6.0
+    for row, total in zip(rows.tolist(), left.tolist(), strict=True):
+        axes.text(total, row, f" {total:.1f}", fontsize=size, color=INK, va="center", ha="left")
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(0, max(profile.capacity / GIB, left.max() * 1.18) * 1.04)
+    axes.set_xlabel("peak in GiB", fontsize=9, color=INK)
+    axes.set_title("peak by rank", fontsize=9.5, color=MUTED, loc="left", pad=6)
+    _plain(axes)
+    axes.set_yticks(rows, [names[index] for index in shown])
+    axes.tick_params(axis="y", length=0, labelsize=size)
+
+
+def _legend(axes: Axes, profile: MemoryProfile) -> None:
+    from matplotlib.patches import Patch
+
+    used = {category for curves in profile.curves for category in curves}
+    handles = [Patch(color=MEMORY_COLOUR[one], label=words(one.value)) for one in STACK if one in used]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8,
+        labelcolor=INK,
+        handlelength=1.0,
+        handleheight=1.0,
+        columnspacing=1.0,
+        borderaxespad=0.2,
+    )
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=8.5, labelcolor=INK, color=MUTED)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(MUTED)
