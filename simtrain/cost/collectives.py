@@ -20,6 +20,8 @@ from simtrain.scenario.hardware import Cluster, Link
 
 TREE_FRACTION = 0.92
 """Bandwidth of NCCL's tree over that of its ring (src/graph/tuning.cc, LL128)."""
+NVLS_FROM = 5
+"""Smallest group that reduces in the NVLink switch (H200: from 5 ranks up; ml-engineering, network/README.md)."""
 SM_SHARE_SCALE_UP = 0.15
 SM_SHARE_SCALE_OUT = 0.02
 """Share of the compute units that a running collective holds (calculon systems/a100_80g.json, ``sm_share``)."""
@@ -54,8 +56,8 @@ def _bandwidth(cluster: Cluster, span: Span, *, reduce: bool) -> tuple[float, fl
     inside = cluster.scale_up
     ring = inside.achieved
     if span.machines == 1:
-        in_switch = reduce and inside.in_switch_efficiency and span.size >= inside.in_switch_from
-        return (inside.bandwidth * inside.in_switch_efficiency if in_switch else ring), inside.half_bytes, 0.0
+        in_switch = reduce and inside.nvls_efficiency and span.size >= NVLS_FROM
+        return (inside.bandwidth * inside.nvls_efficiency if in_switch else ring), inside.half_bytes, 0.0
     nics = node_nics(cluster, span.members)
     node = nics * cluster.scale_out.achieved
     share = nics / cluster.nics_per_machine

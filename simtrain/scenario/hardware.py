@@ -107,10 +107,8 @@ class Link:
     """s once a collective call (launch, protocol set-up)."""
     half_bytes: float = 0.0
     """byte a step at which half of the achieved rate is reached (chunking, protocol switch); 0 = none."""
-    in_switch_efficiency: float = 0.0
+    nvls_efficiency: float = 0.0
     """Bus bandwidth of an all-reduce in the switch (NVLS) over the wire rate of one direction; 0 = the switch cannot."""
-    in_switch_from: int = 2
-    """Smallest group that reduces in the switch."""
 
     @property
     def achieved(self) -> float:
