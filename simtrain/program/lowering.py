@@ -13,15 +13,14 @@ from simtrain.program.jitter import slowdowns
 from simtrain.program.lowered import Group, Lowered, SimRank, Span, TaskList, Work
 from simtrain.program.placement import GroupClass, Placement, place
 from simtrain.program.ranklist import RankList, Surroundings
-from simtrain.program.schedules import SCHEDULES
+from simtrain.program.schedules import build
 from simtrain.scenario.scenario import Scenario
 
 
 def pipeline_program(scenario: Scenario) -> Program:
     """The schedule list of a scenario: for each pipeline rank its actions in issue order."""
     parallelism = scenario.parallelism
-    schedule = SCHEDULES[parallelism.schedule]
-    return schedule.function(parallelism.layout.pp, scenario.microbatches, parallelism.virtual_stages)
+    return build(parallelism.schedule, parallelism.layout.pp, scenario.microbatches, parallelism.virtual_stages)
 
 
 def lower(scenario: Scenario, *, fold: bool = True, merge: bool = True) -> Lowered:
