@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 SLACK = 1e-12
-"""Relative excess up to which the shares on a resource still count as fitting: six sixths sum to more than one."""
+"""Relative excess up to which the shares on a resource still count as fitting: nine ninths can sum to more than one."""
 
 
 def fits(shares: float, capacity: float = 1.0) -> bool:

@@ -74,7 +74,7 @@ class Trace:
             """``values[index]``, whose categories are the ``values`` that there are and ``also``."""
             codes = {value: code for code, value in enumerate(dict.fromkeys([*also, *values]))}
             of_value = np.array([codes[value] for value in values], np.intp)
-            return pd.Categorical.from_codes(of_value[index], [str(value) for value in codes])
+            return pd.Categorical.from_codes(of_value[index], pd.Index([str(value) for value in codes]))
 
         return pd.DataFrame(
             {
