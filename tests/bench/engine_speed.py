@@ -2,7 +2,8 @@
 
 1. pipeline: 8 ranks, 1F1B, 2,000 microbatches, sends and receives that hold no compute units;
 2. the same where messages take 2 % of the compute units, so that every task can meet another on them;
-3. 4,096 unfolded ranks of about 300 tasks each: 8 stages, data-parallel reductions of 512 ranks beside the backward.
+3. 4,096 unfolded ranks of about 300 tasks each: 8 stages, data-parallel reductions of 512 ranks beside the backward;
+4. the same with a NIC a pipeline, on which its 8 reductions meet: all are one coupled set.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def stage_list(stage: int, stages: int, microbatches: int, reductions: int = 0) 
     return TaskList(tuple(tasks), STREAMS)
 
 
-def pipeline(*, stages: int, replicas: int, microbatches: int, reductions: int = 0) -> Lowered:
+def pipeline(*, stages: int, replicas: int, microbatches: int, reductions: int = 0, nics: bool = False) -> Lowered:
     """``replicas`` unfolded pipelines; their ranks of one stage reduce together."""
     groups: list[Group] = []
     slots: list[list[int]] = [[-1] * 5 for _ in range(stages * replicas)]
@@ -59,23 +60,23 @@ def pipeline(*, stages: int, replicas: int, microbatches: int, reductions: int =
     for stage in range(stages):
         for replica in range(replicas):
             slots[replica * stages + stage][4] = len(groups)
-        groups.append(Group("dp", tuple(range(stage, stages * replicas, stages)), replicas, replicas, 1))
+        loads = tuple((replica, 1.0) for replica in range(replicas * nics))
+        groups.append(Group("dp", tuple(range(stage, stages * replicas, stages)), replicas, replicas, 1, loads))
     ranks = tuple(SimRank(i, 1, (), i % stages, tuple(slots[i])) for i in range(stages * replicas))
-    return Lowered(
-        WORKS, tuple(stage_list(s, stages, microbatches, reductions) for s in range(stages)), ranks, tuple(groups)
-    )
+    lists = tuple(stage_list(stage, stages, microbatches, reductions) for stage in range(stages))
+    return Lowered(WORKS, lists, ranks, tuple(groups), tuple(f"nic {i}" for i in range(replicas * nics)))
 
 
 def demands(message_units: float, reduction_units: float) -> tuple[Demand, ...]:
-    def one(duration: float, kind: TimeKind, units: float) -> Demand:
-        return Demand(duration, ((kind, duration),), sm_share=units)
+    def one(duration: float, kind: TimeKind, units: float, network: float = 0.0) -> Demand:
+        return Demand(duration, ((kind, duration),), sm_share=units, network_share=network)
 
     return (
         one(1.0e-3, TimeKind.COMPUTE, 1.0),
         one(2.1e-3, TimeKind.COMPUTE, 1.0),
         one(0.1e-3, TimeKind.PP, message_units),
         one(0.1e-3, TimeKind.PP, message_units),
-        one(5e-3, TimeKind.DP_REDUCE, reduction_units),
+        one(5e-3, TimeKind.DP_REDUCE, reduction_units, 0.5),
     )
 
 
@@ -100,6 +101,8 @@ def main() -> None:
     measure("8 ranks, 1F1B, contended units", long, demands(0.02, 0.0))
     wide = pipeline(stages=8, replicas=512, microbatches=48, reductions=8)
     measure("4,096 ranks", wide, demands(0.0, 0.08))
+    met = pipeline(stages=8, replicas=512, microbatches=48, reductions=8, nics=True)
+    measure("4,096 ranks, contended NICs", met, demands(0.0, 0.08))
 
 
 if __name__ == "__main__":
