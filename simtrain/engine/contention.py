@@ -97,7 +97,7 @@ class Contention:
         return not fits(sum(self._users[resource].values()) + sum(self._holders[resource].values()))
 
     def _mark(self, activity: Activity) -> None:
-        """Have the oversubscribed resources of an activity that starts or ends looked at, once, at the end of this instant."""
+        """Have the oversubscribed resources of one that starts or ends looked at, once, at the end of this instant."""
         crowded = [r for on in (activity.shares, activity.holds) for r in on if self._crowded(r)]
         if crowded and not self._changed:
             Instant(self._env, self._settle)

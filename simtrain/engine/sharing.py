@@ -1,4 +1,4 @@
-"""Weighted max-min fair rates: how activities share resources that they oversubscribe. Pure: numbers in, numbers out."""
+"""Weighted max-min fair rates: how activities share what they oversubscribe. Pure: numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def rates(
 ) -> list[float]:
     """Weighted max-min fair rates of activities that share resources.
 
-    The rates x are those with 0 < x_i <= 1 and, on every resource, sum_i share_i x_i <= capacity, under which no x_i can
-    grow without lowering some x_j with x_j / w_j <= x_i / w_i. They exist and are unique, and progressive filling finds
-    them: all rates grow as x_i = w_i t from t = 0; an activity stops when it reaches 1 or when a resource it uses is full.
+    The rates x are those with 0 < x_i <= 1 and, on every resource, sum_i share_i x_i <= capacity, under which no x_i
+    can grow without lowering some x_j with x_j / w_j <= x_i / w_i. They exist and are unique, and progressive filling
+    finds them: all grow as x_i = w_i t from t = 0; one stops when it reaches 1 or when a resource it uses is full.
 
     Why the result is max-min fair: a rate below 1 stopped because some resource became full at some t, and every other
     activity on that resource stopped at that t or before, hence has x_j / w_j <= x_i / w_i. The resource is full, so to

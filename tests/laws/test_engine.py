@@ -72,7 +72,9 @@ def jobs(draw: st.DrawFn) -> Job:
     ]
     party_sets = draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1), min_size=1, max_size=4))
     loads = st.lists(
-        st.tuples(st.integers(0, NICS - 1), st.sampled_from([0.5, 1.0, 3.0])), max_size=2, unique_by=lambda l: l[0]
+        st.tuples(st.integers(0, NICS - 1), st.sampled_from([0.5, 1.0, 3.0])),
+        max_size=2,
+        unique_by=lambda load: load[0],
     )
     groups = [group(*sorted(parties), loads=draw(loads)) for parties in party_sets]
     streams = [draw(st.integers(0, 2)) for _ in groups]
@@ -201,7 +203,7 @@ def test_computing_gets_what_communication_leaves_of_a_rank(some: Job) -> None:
 
 
 def claims(some: Job, activity: tuple[tuple[int, int], ...]) -> tuple[dict[int, float], dict[int, float], float]:
-    """(shares, held units, weight), by the rules in words. Ranks' units are numbered -1 - rank, network resources from 0."""
+    """(shares, held units, weight), by the rules in words. Units of ranks are numbered -1 - rank, networks from 0."""
     shares: dict[int, float] = {}
     held: dict[int, float] = {}
     demands = [some.demands[some.tasks(rank)[index].work] for rank, index in activity]
@@ -233,7 +235,7 @@ def fluid(some: Job) -> dict[tuple[int, int], float]:
             running[activity] = some.seconds(activity)
         what = [claims(some, activity) for activity in running]
         held = {-1 - r: sum(h.get(-1 - r, 0.0) for _, h, _ in what) for r in range(len(some.lowered.ranks))}
-        capacity = {nic: 1.0 for nic in range(NICS)} | {r: 1.0 - units for r, units in held.items()}
+        capacity = dict.fromkeys(range(NICS), 1.0) | {r: 1.0 - units for r, units in held.items()}
         speed = rates([shares for shares, _, _ in what], [weight for *_, weight in what], capacity)
         step = min(left / rate for left, rate in zip(running.values(), speed, strict=True))
         now += step

@@ -152,7 +152,7 @@ def test_ranks_do_not_share_units() -> None:
 
 
 def test_slowdown_is_of_computing_not_of_communicating() -> None:
-    """Alone: 2 s x 1.5. Joint: the slowest party's 2.0 on the 3 s that are not communication, 1 s of message unchanged."""
+    """Alone: 2 s x 1.5. Joint: the slowest party's 2.0 on the 3 s of computing, 1 s of message unchanged."""
     works = [work(F, 2.0), work(B, 4.0, exposed=1.0), work(REDUCE, 1.0)]
     tasks = [Task(COMPUTE, 0, 0), Task(COMPUTE, 1, 0, slot=0), Task(COMM, 2, 0, (1,), slot=1)]
     groups = [group(0, 1, axis="tp"), group(0, 1)]
