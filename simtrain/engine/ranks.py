@@ -21,7 +21,7 @@ COMPUTE = frozenset(
         PieceKind.OPTIMIZER,
     }
 )
-"""Works that begin with one of these slow down with their rank, and get what communication leaves of its compute units."""
+"""Works that begin with one of these slow down with their rank, and get the compute units that communication leaves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class Trace:
         )
 
     def _group(self, entry: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Index of each span's process group, -1 where alone: entry of the joined lists -> slot -> group of the rank."""
+        """Index of each span's process group, -1 where alone: entry of all lists -> slot -> group of the rank."""
         lowered = self.lowered
         slot = np.array([task.slot for tasks in lowered.lists for task in tasks.tasks], np.intp)[entry]
         first = _offsets([len(rank.groups) for rank in lowered.ranks])[self.sim_rank]

@@ -44,7 +44,7 @@ def job(
     slowdowns: Sequence[float] = (),
     resources: int = 0,
 ) -> tuple[Lowered, list[Demand]]:
-    """Rank i (global rank 10 i) runs ``lists[i]`` with the groups ``slots[i]`` at ``slowdowns[i]``; equal lists are one."""
+    """Rank i (global rank 10 i) runs ``lists[i]`` with the groups ``slots[i]`` at ``slowdowns[i]``."""
     tables = list(dict.fromkeys(tuple(tasks) for tasks in lists))
     streams = (Stream.COMPUTE, Stream.REDUCE, Stream.GATHER)
     ranks = tuple(
