@@ -22,15 +22,15 @@ LEAST = 1e-6
 LATE = EventPriority(2)
 """After all that happens at an instant."""
 
-Members = tuple[tuple[int, int], ...]
-"""(simulated rank, task) of each party."""
+Members = tuple[tuple[int, int, int], ...]
+"""(simulated rank, task, span that released it) of each party."""
 
 
 class Activity:
     """A task, or the tasks of all parties of a joint one, under way."""
 
     __slots__ = (
-        *("members", "start", "released", "shares", "holds", "weight"),
+        *("members", "start", "shares", "holds", "weight"),
         *("carry", "remaining", "since", "rate", "version"),
     )
 
@@ -39,14 +39,12 @@ class Activity:
         members: Members,
         *,
         start: float,
-        released: int,
         shares: dict[int, float],
         holds: dict[int, float],
         weight: float,
     ) -> None:
         self.members = members
         self.start = start
-        self.released = released
         self.shares = shares
         """Resource -> share that it uses at full rate, and gets less of where oversubscribed."""
         self.holds = holds

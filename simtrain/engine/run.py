@@ -22,8 +22,8 @@ from simtrain.program.demand import Demand
 from simtrain.program.lowered import Lowered
 from simtrain.trace.spans import Trace
 
-Ended = tuple[Members, float, int, float]
-"""Members, start, releasing span and carry of an activity."""
+Ended = tuple[Members, float, float]
+"""Members, start and carry of an activity."""
 
 SHOWN = 8
 """Waiting tasks that a deadlock message names."""
@@ -101,31 +101,39 @@ class _Interpreter:
         slot = self.slot[sim][task]
         if slot < 0:
             duration = self.plan.rank_seconds[sim][self.work[sim][task]]
-            self.begin(((sim, task),), duration, self.plan.shared_units[sim], -1, released, carry)
+            self.begin(((sim, task, released),), duration, self.plan.shared_units[sim], -1, carry)
             return
         group = self.groups[sim][slot]
         arrived = self.arrived[group]
-        arrived.append((sim, task))
+        arrived.append((sim, task, released))
         if len(arrived) == self.parties[group]:
             seconds = self.plan.group_seconds[group]
-            duration = max([seconds[self.work[sim][task]] for sim, task in arrived])
+            duration = max([seconds[self.work[sim][task]] for sim, task, _ in arrived])
             self.arrived[group] = []
-            self.begin(tuple(arrived), duration, self.contended[group], group, released, carry)
+            self.begin(self.released_by(arrived, released), duration, self.contended[group], group, carry)
 
-    def begin(
-        self, members: Members, duration: float, contended: bool, group: int, released: int, carry: float
-    ) -> None:
+    def released_by(self, arrived: list[tuple[int, int, int]], last: int) -> Members:
+        """Who released each party of a joint activity: its own predecessor if no other ended later, else the last one."""
+        latest = self.end[last] * (1 - 1e-12) if last >= 0 else 0.0
+        return tuple(
+            [
+                (sim, task, own if own >= 0 and self.end[own] >= latest else last)
+                for sim, task, own in arrived
+            ]
+        )
+
+    def begin(self, members: Members, duration: float, contended: bool, group: int, carry: float) -> None:
         now = self.env.now
         exact = duration + carry
-        activity = self.claim(members, group, released) if contended and duration else None
+        activity = self.claim(members, group) if contended and duration else None
         if activity is not None:
             self.contention.start(activity, exact)
             return
         delay = exact if exact > 0 else 0.0
-        timeout = Timeout(self.env, delay, (members, now, released, exact - (now + delay - now)))
+        timeout = Timeout(self.env, delay, (members, now, exact - (now + delay - now)))
         timeout.callbacks.append(self.end_alone)
 
-    def claim(self, members: Members, group: int, released: int) -> Activity | None:
+    def claim(self, members: Members, group: int) -> Activity | None:
         """The shares of oversubscribable resources that an activity wants; None where it wants none.
 
         Resources are numbered: compute units of the simulated ranks first, network resources after them.
@@ -134,7 +142,7 @@ class _Interpreter:
         shares: dict[int, float] = {}
         holds: dict[int, float] = {}
         units = network = 0.0
-        for sim, task in members:
+        for sim, task, _ in members:
             work = self.work[sim][task]
             demand = plan.demands[work]
             network = max(network, demand.network_share)
@@ -147,19 +155,19 @@ class _Interpreter:
         if not shares and not holds:
             return None
         weight = 1 / (network or units)
-        return Activity(members, start=self.env.now, released=released, shares=shares, holds=holds, weight=weight)
+        return Activity(members, start=self.env.now, shares=shares, holds=holds, weight=weight)
 
     def end_alone(self, event: Event) -> None:
         self.finish(*cast(Ended, event.value))
 
     def end_contended(self, activity: Activity) -> None:
-        self.finish(activity.members, activity.start, activity.released, activity.carry)
+        self.finish(activity.members, activity.start, activity.carry)
 
-    def finish(self, members: Members, start: float, released: int, carry: float) -> None:
+    def finish(self, members: Members, start: float, carry: float) -> None:
         """Record the spans of an activity, and start what waited for the last of them."""
         now = self.env.now
         span = len(self.end)
-        for sim, task in members:
+        for sim, task, released in members:
             self.sim.append(sim)
             self.task.append(task)
             self.start.append(start)
