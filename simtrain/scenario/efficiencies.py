@@ -1,4 +1,4 @@
-"""``hardware_specs/efficiencies/<accelerator>.yaml`` -> ``Efficiency``: measured points and the constants fitted on them."""
+"""``hardware_specs/efficiencies/<accelerator>.yaml`` -> ``Efficiency``: measured points and fitted constants."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ class Table:
     """Accelerator whose points stand for this one too (the same chip with other memory, links or clock)."""
 
     def adopt(self, twin: Efficiency, ratio: Mapping[Precision, float]) -> Efficiency:
-        """Points of the twin, their rates times the ratio of the matrix peaks; its constants, where this file has none."""
-        return Efficiency(
-            tuple(replace(one, rate=one.rate * ratio.get(one.precision, 0.0)) for one in twin.gemm if one.precision in ratio),
-            tuple(replace(one, rate=one.rate * ratio.get(Precision.FP16, 1.0)) for one in twin.attention),
-            {**twin.constants, **self.figures.constants},
-        )
+        """Points of the twin, rates times the ratio of the matrix peaks; its constants, where this file has none."""
+        gemm = (replace(one, rate=one.rate * ratio[one.precision]) for one in twin.gemm if one.precision in ratio)
+        attention = (replace(one, rate=one.rate * ratio[Precision.FP16]) for one in twin.attention)
+        return Efficiency(tuple(gemm), tuple(attention), {**twin.constants, **self.figures.constants})
 
 
 def efficiency(row: Row) -> Table:
@@ -51,11 +49,13 @@ def efficiency(row: Row) -> Table:
                 gemm.append(GemmPoint(int(match[1]), int(match[2]), int(match[3]), precision, rate))
             else:
                 inner.wrong("points", f"{at!r} is no shape MxNxK")
+        inner.unknown(("envelope",))
     for inner in _tables(reader, "attention"):
         kernel, pass_, causal = inner.text("kernel"), inner.text("pass"), inner.flag("causal")
         head_dim = int(inner.number("head_dim"))
         points = _points(inner)
         attention += [AttentionPoint(kernel, pass_, head_dim, int(at), causal, rate) for at, rate in points.items()]
+        inner.unknown()
     constants = _constants(reader)
     reader.done(("sources", "summary", "same_as"))
     return Table(Efficiency(tuple(gemm), tuple(attention), constants), same_as)

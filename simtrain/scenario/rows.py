@@ -1,4 +1,4 @@
-"""One row of a table -> checked values, each of which must name its source; everything wrong is reported with its place.
+"""One row of a table -> checked values, each of which names its source; what is wrong is reported with its place.
 
 A field is written ``field: {value: 989 TFLOP/s, src: [mle], note: ...}``, or ``field: 989 TFLOP/s`` in a row whose own
 ``source`` covers it. ``src`` are keys of the ``sources`` map at the top of the file.
@@ -44,8 +44,12 @@ def rows(document: Document) -> dict[str, Row]:
     wrong = [name for name, data in document.data.items() if name != "sources" and not isinstance(data, dict)]
     if wrong:
         raise InputError(
-            Problem(document.file, *document.position((name,)), key=name,
-                    message=f"a row must be a mapping (field: value), not {describe(document.data[name])}")
+            Problem(
+                document.file,
+                *document.position((name,)),
+                key=name,
+                message=f"a row must be a mapping (field: value), not {describe(document.data[name])}",
+            )
             for name in wrong
         )
     return {name: Row(name, document, data) for name, data in document.data.items() if name != "sources"}
@@ -174,18 +178,22 @@ class Reader:
             return default or 0.0
         number = any_number(found)
         if number is None or number < 0:
-            self.wrong(key, f"must be a number that is not negative, with its unit if it has one, not {describe(found)}")
+            self.wrong(key, f"must be a number, not negative, with its unit if it has one, not {describe(found)}")
         return number or 0.0
 
     def done(self, also: Iterable[str] = ()) -> None:
         """Raise what was wrong, fields that nobody asked for included."""
+        self.unknown(also)
+        if self.problems:
+            raise InputError(self.problems)
+
+    def unknown(self, also: Iterable[str] = ()) -> None:
+        """Note the fields that nobody asked for."""
         known = self.seen | COMMON | set(also)
         for key in self.data:
             if key not in known:
                 hint = did_you_mean(key, known) or f" (choose from {', '.join(sorted(known))})"
                 self.wrong(key, f"unknown field{hint}")
-        if self.problems:
-            raise InputError(self.problems)
 
 
 def any_number(found: object) -> float | None:
@@ -209,7 +217,7 @@ def source_keys(cell: Mapping[str, Any]) -> list[str]:
 
 
 def cells(row: Row) -> dict[str, dict[str, Any]]:
-    """The row for printing: field -> ``{value: text, source: [titles], note, unverified, ...}``; nested fields are dotted."""
+    """The row for printing: field -> ``{value: text, source: [titles], note, ...}``; nested fields are dotted."""
     found: dict[str, dict[str, Any]] = {}
     _flatten("", row.data, row, found)
     return found

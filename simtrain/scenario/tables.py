@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from simtrain.scenario.scenario import Optimizer, Stack
 from simtrain.units import Dimension
 
 Record = TypeVar("Record")
+_UNIT = re.compile("_(bytes|seconds|fraction)")
 
 
 class Kind(StrEnum):
@@ -79,11 +80,12 @@ class Rows(Mapping[str, Record], Generic[Record]):
         return next(iter(meant)) if len(meant) == 1 else None
 
     def find(self, name: str) -> Record:
-        """The record, or ``InputError`` with the nearest name and all names."""
-        if self.resolve(name) is None:
-            hint = did_you_mean(name, self.rows)
-            raise InputError(f"unknown name {name!r} in {self.kind}{hint}; known: {', '.join(self.rows)}")
-        return self[name]
+        """The record, or ``InputError`` with what the name may mean and all names."""
+        if self.resolve(name) is not None:
+            return self[name]
+        begun = [row for row in self.rows if name and _plain(row).startswith(_plain(name))]
+        hint = f" (which of {', '.join(begun)}?)" if begun else did_you_mean(name, self.rows)
+        raise InputError(f"unknown name {name!r} in {self.kind}{hint}; known: {', '.join(self.rows)}")
 
     def __getitem__(self, name: str) -> Record:
         resolved = self.resolve(name)
@@ -165,7 +167,8 @@ class Tables:
         if table is None or not table.same_as:
             return table.figures if table else Efficiency()
         twin = self.accelerators.find(table.same_as)
-        ratio = {kind: peak / twin.matrix_peak[kind] for kind, peak in device.matrix_peak.items() if kind in twin.matrix_peak}
+        common = device.matrix_peak.keys() & twin.matrix_peak.keys()
+        ratio = {one: device.matrix_peak[one] / twin.matrix_peak[one] for one in common}
         return table.adopt(twin.efficiency, ratio)
 
     def _accelerator(self, row: Row) -> Accelerator:
@@ -191,7 +194,7 @@ class Tables:
             scale_up=reader.name("scale_up", self.networks),
         )
         reader.done()
-        return _with_efficiency(device, self._efficiency(device))
+        return replace(device, efficiency=self._efficiency(device))
 
     def _machine(self, row: Row) -> Machine:
         reader = Reader.of(row)
@@ -218,7 +221,8 @@ class Tables:
         for basis, cell in row.data.items():
             whole = reader.quantity(basis, Dimension.PRICE)
             inner = reader.inner(basis, cell if isinstance(cell, dict) else {})
-            note = "; ".join(filter(None, ("unverified" if inner.data.get("unverified") else "", inner.data.get("note"))))
+            doubt = "unverified" if inner.data.get("unverified") else ""
+            note = "; ".join(filter(None, (doubt, inner.text("note", ""))))
             devices = 1
             if inner.text("per", "machine") == "device":
                 machine = Reader.of(self.machines.rows[row.name]) if row.name in self.machines.rows else None
@@ -227,10 +231,6 @@ class Tables:
             inner.done(("value", "unverified"))
         reader.done()
         return tuple(offers)
-
-
-def _with_efficiency(device: Accelerator, figures: Efficiency) -> Accelerator:
-    return Accelerator(**{one.name: getattr(device, one.name) for one in fields(device)} | {"efficiency": figures})
 
 
 def _link(row: Row) -> Link:
@@ -242,8 +242,7 @@ def _link(row: Row) -> Link:
         latency=reader.quantity("latency", Dimension.TIME),
         base_latency=reader.quantity("base_latency", Dimension.TIME, 0.0),
         half_bytes=reader.quantity("half_bytes", Dimension.DATA, 0.0),
-        in_switch_efficiency=reader.share("in_switch_efficiency", 0.0),
-        in_switch_from=reader.count("in_switch_from", ("devices",), 2),
+        nvls_efficiency=reader.share("nvls_efficiency", 0.0),
     )
     if link.efficiency > 1:
         reader.wrong("efficiency", "a link cannot reach more than its wire rate")
@@ -252,21 +251,28 @@ def _link(row: Row) -> Link:
 
 
 def _plain_record(row: Row, record: type[Record]) -> Record:
-    """A record whose fields are flags, numbers, texts and enumerations, by the types of its fields."""
-    reader, hints, found = Reader.of(row), get_type_hints(record), {}
+    """A record of flags, numbers and enumerations, by the types of its fields.
+
+    The row may leave the unit out of a name (``bucket: 40 MB`` gives ``bucket_bytes``), and a field that has a default.
+    """
+    reader, hints = Reader.of(row), get_type_hints(record)
+    found: dict[str, Any] = {}
     for one in fields(record):  # type: ignore[arg-type]
-        kind = hints[one.name]
+        kind, short = hints[one.name], _UNIT.sub("", one.name)
+        key = short if short in row.data else one.name
         if one.name == "name":
             found["name"] = row.name
-        elif one.name == "source":
-            found["source"] = str(row.data.get("source", ""))
-        elif kind is bool and (one.name in row.data or one.default is not True):
-            found[one.name] = reader.flag(one.name)
+        elif key not in row.data and one.default is not MISSING:
+            continue
+        elif kind is bool:
+            found[one.name] = reader.flag(key)
         elif kind is float:
-            found[one.name] = reader.number(one.name, one.default if isinstance(one.default, float) else None)
-        elif isinstance(kind, type) and issubclass(kind, StrEnum):
-            found[one.name] = reader.choice(one.name, kind)
-    reader.done(one.name for one in fields(record))  # type: ignore[arg-type]
+            found[one.name] = reader.number(key)
+        elif kind is str:
+            found[one.name] = reader.text(key)
+        else:
+            found[one.name] = reader.choice(key, kind)
+    reader.done(_UNIT.sub("", one.name) for one in fields(record))  # type: ignore[arg-type]
     return record(**found)
 
 
