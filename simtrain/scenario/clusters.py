@@ -155,20 +155,19 @@ def _scale_out(
     name = spec.row if spec and spec.row else default
     if not name and accelerator and problems.sound("cluster.network"):
         problems.add("cluster.network", f"missing: no usual network of {accelerator.name} is known; choose from "
-                     + ", ".join(sorted(between(tables))))
+                     + ", ".join(between(tables)))
     link = _link(spec, default, "cluster.network", tables, problems)
-    if link and not tpu and name not in between(tables):
+    name = link.name if link else name
+    if link and not tpu and link.name not in between(tables):
         problems.add("cluster.network", f"{name!r} joins devices inside one machine and cannot join machines; choose from "
-                     + ", ".join(sorted(between(tables))))
+                     + ", ".join(between(tables)))
     changed = spec is not None and (spec.bandwidth or spec.latency or spec.efficiency)
     return f"{name} (changed)" if changed else name, link
 
 
-def between(tables: Tables) -> set[str]:
-    """Network rows that can join machines: all but those that only ever appear inside one."""
-    used = {machine.network for machine in tables.machines.values()}
-    inside = {m.scale_up for m in tables.machines.values()} | {a.scale_up for a in tables.accelerators.values()}
-    return set(tables.networks) - (inside - used)
+def between(tables: Tables) -> list[str]:
+    """Network rows that join machines: those whose row names no ``domain``, the most devices one such fabric joins."""
+    return [name for name, row in tables.networks.rows.items() if "domain" not in row.data]
 
 
 def _link(spec: NetworkSpec | None, default: str, key: str, tables: Tables, problems: Problems) -> Link | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,11 @@ from simtrain.scenario import shipped, yamltext
 from simtrain.scenario.problems import Layer, Problems
 from simtrain.scenario.resolve import resolve
 from simtrain.scenario.schema import ScenarioFile
+from simtrain.scenario.tables import load_tables
 from simtrain.scenario.yamltext import Path_
 
 if TYPE_CHECKING:
     from simtrain.scenario.scenario import Scenario
-    from simtrain.scenario.tables import Tables
 
 SECTIONS = ("cluster", "training", "parallelism")
 _SHORT = {("model",): "preset", ("cluster", "network"): "row", ("cluster", "scale_up"): "row"}
@@ -55,7 +54,7 @@ def load(path: str | Path, *, specs: tuple[Path, ...] = (), overrides: tuple[str
     """
     file = _find(str(path))
     beside = file.parent / "hardware_specs"
-    return _build(_chain(file), specs=(*specs, beside) if beside.is_dir() else specs, overrides=overrides, stem=file.stem)
+    return _build(_chain(file), specs=(beside, *specs) if beside.is_dir() else specs, overrides=overrides, stem=file.stem)
 
 
 def from_mapping(
@@ -201,7 +200,7 @@ def _build(layers: list[Layer], *, specs: tuple[Path, ...], overrides: tuple[str
     spec = _validate({k: {} if k in (*SECTIONS, "model") and v is None else v for k, v in data.items()}, problems)
     scenario = None
     if spec is not None:
-        scenario = resolve(spec, name=spec.name or _safe(stem), tables=_tables(specs, _stamp(specs)), problems=problems)
+        scenario = resolve(spec, name=spec.name or _safe(stem), tables=load_tables(specs), problems=problems)
     if scenario is None or problems.found:
         raise InputError(problems.found)
     return scenario
@@ -245,15 +244,3 @@ def _without(data: Any, path: Path_) -> Any:
 def _safe(stem: str) -> str:
     """A name that can be a folder, from a file's stem."""
     return "".join(c if c.isascii() and (c.isalnum() or c in " ._+-") else "-" for c in stem).lstrip(" ._+-")[:100] or "scenario"
-
-
-def _stamp(specs: tuple[Path, ...]) -> tuple[tuple[str, int], ...]:
-    """What tells that a folder of rows has changed since it was read."""
-    return tuple((str(f), f.stat().st_mtime_ns) for folder in specs for f in sorted(Path(folder).rglob("*.yaml")))
-
-
-@lru_cache(maxsize=8)
-def _tables(specs: tuple[Path, ...], stamp: tuple[tuple[str, int], ...]) -> Tables:
-    from simtrain.scenario.tables import load_tables
-
-    return load_tables(specs)
