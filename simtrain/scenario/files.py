@@ -1,7 +1,7 @@
 """Scenario files <-> ``Scenario``: layers of keys, checks, errors with their place.
 
-Keys come in layers, later ones win: the files a scenario ``extends``, the file, the overrides. ``measured`` belongs to one
-run alone: it is not inherited, and an override of anything that changes the run drops it.
+Keys come in layers, later ones win: the files a scenario ``extends``, the file, the overrides. ``measured`` belongs to
+one run alone: it is not inherited, and an override of anything that changes the run drops it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def load(path: str | Path, *, specs: tuple[Path, ...] = (), overrides: tuple[str
     """
     file = _find(str(path))
     beside = file.parent / "hardware_specs"
-    return _build(_chain(file), specs=(beside, *specs) if beside.is_dir() else specs, overrides=overrides, stem=file.stem)
+    found = (beside, *specs) if beside.is_dir() else specs
+    return _build(_chain(file), specs=found, overrides=overrides, stem=file.stem)
 
 
 def from_mapping(
@@ -80,7 +81,8 @@ def json_schema() -> dict[str, Any]:
 def resolved_yaml(scenario: Scenario) -> str:
     """The filled-in file of a scenario; loading it with the same tables gives an equal scenario."""
     text = yaml.dump(dict(scenario.document), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-    network = f" (network between machines: {scenario.cluster.network_name})" if scenario.cluster.network_is_default else ""
+    cluster = scenario.cluster
+    network = f" (network between machines: {cluster.network_name})" if cluster.network_is_default else ""
     return f"# Everything this run depends on, beside the hardware rows it names{network}.\n{text}"
 
 
@@ -118,7 +120,8 @@ def _find(name: str, folder: Path = Path(), said: Problem | None = None) -> Path
         found = None
     if found is None:
         what = f"no such file, and no shipped scenario of that name{did_you_mean(name, shipped.scenarios())}"
-        raise InputError([replace(said, message=f"{name[:200]!r}: {what}") if said else Problem(name[:200], message=what)])
+        message = f"{name[:200]!r}: {what}"
+        raise InputError([replace(said, message=message) if said else Problem(message=message)])
     return found
 
 
@@ -207,7 +210,8 @@ def _build(layers: list[Layer], *, specs: tuple[Path, ...], overrides: tuple[str
 
 
 def _overrides(texts: tuple[str, ...]) -> list[Layer]:
-    layers, problems = [], []
+    layers: list[Layer] = []
+    problems: list[Problem] = []
     for text in texts:
         try:
             layers.append(_override(text))
@@ -243,4 +247,5 @@ def _without(data: Any, path: Path_) -> Any:
 
 def _safe(stem: str) -> str:
     """A name that can be a folder, from a file's stem."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in " ._+-") else "-" for c in stem).lstrip(" ._+-")[:100] or "scenario"
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in " ._+-") else "-" for c in stem)
+    return plain.lstrip(" ._+-")[:100] or "scenario"
