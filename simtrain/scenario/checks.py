@@ -1,7 +1,8 @@
-"""Physics checks: what cannot divide, what does not exist, what no framework does. Each one names key, reason and choice."""
+"""Physics checks: what cannot divide, what does not exist, what no framework does; with reason and choice."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from simtrain.scenario.hardware import Accelerator, Precision
@@ -26,7 +27,7 @@ def not_modelled(spec: ScenarioFile, problems: Problems) -> None:
         ("cluster.placement", spec.cluster.placement not in (None, "auto", "packed"), "placements other than packed"),
         ("cluster.degraded", bool(spec.cluster.degraded), "degraded devices and links"),
         ("model.op_table", spec.model.op_table is not None, "operator tables"),
-        ("training.trainable", spec.training.trainable not in (None, "all"), "partly trainable models (LoRA, frozen parts)"),
+        ("training.trainable", spec.training.trainable not in (None, "all"), "LoRA and frozen parts"),
         ("training.offload", spec.training.offload not in (None, "none", {}, False), "offloading"),
         ("training.precision", spec.training.precision == "fp8", "fp8 training"),
         ("parallelism.cp", (spec.parallelism.cp or 1) > 1, "context parallelism (cp above 1)"),
@@ -48,7 +49,7 @@ def precision(accelerator: Accelerator, wanted: Precision, problems: Problems) -
 
 
 def attention_runs(accelerator: Accelerator, kernel: Attention) -> str:
-    """Why the kernel cannot run there; empty if it can (flash-attention 2 README: Ampere and later; 3: Hopper alone)."""
+    """Why the kernel cannot run there; empty if it can (README of flash-attention: 2 from Ampere on, 3 on Hopper)."""
     gpu, architecture = accelerator.kind.value == "gpu", accelerator.architecture
     if kernel in (Attention.FLASH2, Attention.FLASH3, Attention.CUDNN) and not gpu:
         return "is a GPU kernel"
@@ -64,19 +65,27 @@ def tensor(model: Model, layout: Layout, seq_len: int, sequence_parallel: bool, 
     tp = layout.tp
     for what, size in (("heads", model.heads), ("hidden", model.hidden), ("ffn_hidden", model.ffn_hidden)):
         if size % tp:
-            problems.add("parallelism.tp", f"{tp} tensor ranks cannot share {what} {size} evenly; choose from {_divisors(model.heads)}")
+            choices = _divisors(math.gcd(model.heads, model.hidden, model.ffn_hidden))
+            problems.add(
+                "parallelism.tp", f"{tp} tensor ranks cannot share {what} {size} evenly; choose from {choices}"
+            )
     if model.kv_heads % tp and tp % model.kv_heads:
-        problems.add("parallelism.tp", f"{tp} tensor ranks can neither share nor repeat {model.kv_heads} key-value heads evenly")
+        problems.add("parallelism.tp", f"{tp} ranks can neither share nor repeat {model.kv_heads} kv_heads evenly")
     if sequence_parallel and seq_len % tp:
-        problems.add("parallelism.sequence_parallel", f"seq_len {seq_len} cannot be split over {tp} tensor ranks;"
-                     " choose a multiple, or sequence_parallel: false")
+        problems.add(
+            "parallelism.sequence_parallel",
+            f"seq_len {seq_len} cannot be split over {tp} tensor ranks; choose a multiple, or sequence_parallel: false",
+        )
 
 
 def positions(model: Model, seq_len: int, problems: Problems) -> None:
     """A sequence cannot be longer than learned positions reach."""
     if model.max_positions and seq_len > model.max_positions:
-        problems.add("training.seq_len", f"{seq_len} tokens, but {model.name} has {model.max_positions} learned positions"
-                     " (shorten it, or set model.max_positions)")
+        problems.add(
+            "training.seq_len",
+            f"{seq_len} tokens, but {model.name} has {model.max_positions} learned"
+            " positions (shorten it, or set model.max_positions)",
+        )
 
 
 def schedule(name: str, pp: int, virtual: int, microbatches: int | None, problems: Problems) -> None:
@@ -92,15 +101,21 @@ def schedule(name: str, pp: int, virtual: int, microbatches: int | None, problem
     elif name == "interleaved" and virtual == 1:
         problems.add("parallelism.schedule", "interleaved needs virtual_stages of at least 2")
     elif name == "interleaved" and microbatches is not None and microbatches % pp:
-        problems.add("parallelism.schedule", f"interleaved runs microbatches in rounds of pp (as Megatron does):"
-                     f" {microbatches} is no multiple of {pp}; change global_batch, micro_batch or dp, or use 1f1b")
+        problems.add(
+            "parallelism.schedule",
+            f"interleaved runs microbatches in rounds of pp (as Megatron does):"
+            f" {microbatches} is no multiple of {pp}; change global_batch, micro_batch or dp, or use 1f1b",
+        )
 
 
 def zero(stage: int, pp: int, stack: Stack, problems: Problems) -> None:
     """ZeRO-2 and 3 shard gradients that a pipeline adds to after every microbatch."""
     if stage >= 2 and pp > 1 and not stack.fp32_shards:
-        problems.add("parallelism.zero", f"ZeRO-{stage} with a pipeline (pp {pp}) would reduce gradients after every"
-                     f" microbatch; {stack.name} and DeepSpeed allow ZeRO-1 at most there (FSDP stacks allow more)")
+        problems.add(
+            "parallelism.zero",
+            f"ZeRO-{stage} with a pipeline (pp {pp}) would reduce gradients after every"
+            f" microbatch; {stack.name} and DeepSpeed allow ZeRO-1 at most there (FSDP stacks allow more)",
+        )
 
 
 def stages(layers: int, pp: int, virtual: int, given: list[int] | None, problems: Problems) -> tuple[int, ...] | None:
@@ -114,7 +129,9 @@ def stages(layers: int, pp: int, virtual: int, given: list[int] | None, problems
     if given is None:
         return spread(layers, count)
     if len(given) != count:
-        problems.add("parallelism.stage_layers", f"{len(given)} entries for {count} stages (pp {pp} x virtual_stages {virtual})")
+        problems.add(
+            "parallelism.stage_layers", f"{len(given)} entries for pp {pp} x virtual_stages {virtual} = {count}"
+        )
     elif sum(given) != layers:
         problems.add("parallelism.stage_layers", f"adds up to {sum(given)} layers, but the model has {layers}")
     else:
@@ -144,5 +161,8 @@ def degrees(layout: Layout, devices: int, spec: ParallelismSpec, problems: Probl
     if spec.dp is None or devices % rest:
         problems.add(f"parallelism.{'tp' if key == 'dp' else key}", f"{split} = {rest} cannot divide {devices} devices")
     else:
-        problems.add(f"parallelism.{key}", f"{split} x dp {layout.dp} = {layout.world}, but there are {devices} devices;"
-                     f" dp would be {devices // rest} (or auto)")
+        problems.add(
+            f"parallelism.{key}",
+            f"{split} x dp {layout.dp} = {layout.world}, but there are {devices}"
+            f" devices; dp would be {devices // rest} (or auto)",
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from simtrain.scenario import slices
 from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Cluster, Jitter, Link, Machine
 from simtrain.scenario.problems import Problems, choices_text
-from simtrain.scenario.schema import ClusterSpec, NetworkSpec
+from simtrain.scenario.schema import MAX_DEVICES, ClusterSpec, NetworkSpec
 
 if TYPE_CHECKING:
     from simtrain.scenario.tables import Tables
@@ -72,7 +72,9 @@ def find(spec: ClusterSpec, tables: Tables, problems: Problems) -> Hardware:
 
 def cluster(found: Hardware, devices: int, jitter: float) -> Cluster:
     """The record, once the number of devices is known and all names were found."""
-    assert found.accelerator and found.scale_up and found.scale_out
+    assert found.accelerator is not None
+    assert found.scale_up is not None
+    assert found.scale_out is not None
     return Cluster(
         accelerator=found.accelerator,
         devices=devices,
@@ -104,8 +106,10 @@ def _accelerator(
     found = look_up(tables.accelerators, spec.accelerator or implied, "cluster.accelerator", "accelerator", problems)
     if found is None:
         if spec.accelerator is None and implied is None and problems.sound("cluster.machine", "cluster.slice"):
-            problems.add("cluster.accelerator", "missing: name an accelerator or a machine"
-                         f" (accelerators: {', '.join(tables.accelerators)})")
+            problems.add(
+                "cluster.accelerator",
+                f"missing: name an accelerator or a machine (accelerators: {', '.join(tables.accelerators)})",
+            )
     elif machine and machine.accelerator != found.name:
         problems.add("cluster.machine", f"a {machine.name} has {machine.accelerator}, not {found.name}")
     elif sliced and sliced[0] != found.name:
@@ -128,8 +132,10 @@ def _per_machine(
     """Ranks that share a machine: as said, the machine's, or 8 GPUs, or what a TPU host holds."""
     if spec.devices_per_machine is not None:
         if machine and spec.devices_per_machine > machine.devices:
-            problems.add("cluster.devices_per_machine",
-                         f"a {machine.name} has {machine.devices} devices, not {spec.devices_per_machine}")
+            problems.add(
+                "cluster.devices_per_machine",
+                f"a {machine.name} has {machine.devices} devices, not {spec.devices_per_machine}",
+            )
         return spec.devices_per_machine
     if machine:
         return machine.devices
@@ -143,7 +149,11 @@ def _devices(spec: ClusterSpec, per_machine: int, sliced: tuple[str, int] | None
     if len(said) > 1:
         problems.add(f"cluster.{said[-1]}", f"give one of nodes, devices and slice, not {' and '.join(said)}")
         return None
-    return spec.devices or (spec.nodes * per_machine if spec.nodes else sliced[1] if sliced else None)
+    count = spec.devices or (spec.nodes * per_machine if spec.nodes else sliced[1] if sliced else None)
+    if count and count > MAX_DEVICES:
+        problems.add(f"cluster.{said[0]}", f"{count} devices in all (at most {MAX_DEVICES})")
+        return None
+    return count
 
 
 def _scale_out(
@@ -154,21 +164,24 @@ def _scale_out(
     default = accelerator.scale_up if tpu and accelerator else usual.network if usual else ""
     name = spec.row if spec and spec.row else default
     if not name and accelerator and problems.sound("cluster.network"):
-        problems.add("cluster.network", f"missing: no usual network of {accelerator.name} is known; choose from "
-                     + ", ".join(sorted(between(tables))))
+        problems.add(
+            "cluster.network",
+            f"missing: no usual network of {accelerator.name} is known; choose from " + ", ".join(between(tables)),
+        )
     link = _link(spec, default, "cluster.network", tables, problems)
-    if link and not tpu and name not in between(tables):
-        problems.add("cluster.network", f"{name!r} joins devices inside one machine and cannot join machines; choose from "
-                     + ", ".join(sorted(between(tables))))
+    name = link.name if link else name
+    if link and not tpu and link.name not in between(tables):
+        problems.add(
+            "cluster.network",
+            f"{name!r} joins devices inside a machine, not machines; choose from " + ", ".join(between(tables)),
+        )
     changed = spec is not None and (spec.bandwidth or spec.latency or spec.efficiency)
     return f"{name} (changed)" if changed else name, link
 
 
-def between(tables: Tables) -> set[str]:
-    """Network rows that can join machines: all but those that only ever appear inside one."""
-    used = {machine.network for machine in tables.machines.values()}
-    inside = {m.scale_up for m in tables.machines.values()} | {a.scale_up for a in tables.accelerators.values()}
-    return set(tables.networks) - (inside - used)
+def between(tables: Tables) -> list[str]:
+    """Network rows that join machines: those whose row names no ``domain``, the most devices one such fabric joins."""
+    return [name for name, row in tables.networks.rows.items() if "domain" not in row.data]
 
 
 def _link(spec: NetworkSpec | None, default: str, key: str, tables: Tables, problems: Problems) -> Link | None:

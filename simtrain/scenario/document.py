@@ -10,8 +10,10 @@ from simtrain.scenario.schema import NetworkSpec, ScenarioFile
 
 
 def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
-    """The filled-in file of a scenario: loading it gives an equal scenario. A default network stays ``auto``, because a
-    network that nobody chose is a class of its own where predictions are compared."""
+    """The filled-in file of a scenario: loading it gives an equal scenario.
+
+    A default network stays ``auto``: a network that nobody chose is a class of its own where predictions are compared.
+    """
     cluster, training, parallel = built.cluster, built.training, built.parallelism
     layout = parallel.layout
     recompute: Any = training.recompute.value

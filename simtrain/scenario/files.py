@@ -1,14 +1,13 @@
 """Scenario files <-> ``Scenario``: layers of keys, checks, errors with their place.
 
-Keys come in layers, later ones win: the files a scenario ``extends``, the file, the overrides. ``measured`` belongs to one
-run alone: it is not inherited, and an override of anything that changes the run drops it.
+Keys come in layers, later ones win: the files a scenario ``extends``, the file, the overrides. ``measured`` belongs to
+one run alone: it is not inherited, and an override of anything that changes the run drops it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,11 @@ from simtrain.scenario import shipped, yamltext
 from simtrain.scenario.problems import Layer, Problems
 from simtrain.scenario.resolve import resolve
 from simtrain.scenario.schema import ScenarioFile
+from simtrain.scenario.tables import load_tables
 from simtrain.scenario.yamltext import Path_
 
 if TYPE_CHECKING:
     from simtrain.scenario.scenario import Scenario
-    from simtrain.scenario.tables import Tables
 
 SECTIONS = ("cluster", "training", "parallelism")
 _SHORT = {("model",): "preset", ("cluster", "network"): "row", ("cluster", "scale_up"): "row"}
@@ -55,7 +54,8 @@ def load(path: str | Path, *, specs: tuple[Path, ...] = (), overrides: tuple[str
     """
     file = _find(str(path))
     beside = file.parent / "hardware_specs"
-    return _build(_chain(file), specs=(*specs, beside) if beside.is_dir() else specs, overrides=overrides, stem=file.stem)
+    found = (beside, *specs) if beside.is_dir() else specs
+    return _build(_chain(file), specs=found, overrides=overrides, stem=file.stem)
 
 
 def from_mapping(
@@ -81,7 +81,8 @@ def json_schema() -> dict[str, Any]:
 def resolved_yaml(scenario: Scenario) -> str:
     """The filled-in file of a scenario; loading it with the same tables gives an equal scenario."""
     text = yaml.dump(dict(scenario.document), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-    network = f" (network between machines: {scenario.cluster.network_name})" if scenario.cluster.network_is_default else ""
+    cluster = scenario.cluster
+    network = f" (network between machines: {cluster.network_name})" if cluster.network_is_default else ""
     return f"# Everything this run depends on, beside the hardware rows it names{network}.\n{text}"
 
 
@@ -119,7 +120,8 @@ def _find(name: str, folder: Path = Path(), said: Problem | None = None) -> Path
         found = None
     if found is None:
         what = f"no such file, and no shipped scenario of that name{did_you_mean(name, shipped.scenarios())}"
-        raise InputError([replace(said, message=f"{name[:200]!r}: {what}") if said else Problem(name[:200], message=what)])
+        message = f"{name[:200]!r}: {what}"
+        raise InputError([replace(said, message=message) if said else Problem(message=message)])
     return found
 
 
@@ -201,14 +203,15 @@ def _build(layers: list[Layer], *, specs: tuple[Path, ...], overrides: tuple[str
     spec = _validate({k: {} if k in (*SECTIONS, "model") and v is None else v for k, v in data.items()}, problems)
     scenario = None
     if spec is not None:
-        scenario = resolve(spec, name=spec.name or _safe(stem), tables=_tables(specs, _stamp(specs)), problems=problems)
+        scenario = resolve(spec, name=spec.name or _safe(stem), tables=load_tables(specs), problems=problems)
     if scenario is None or problems.found:
         raise InputError(problems.found)
     return scenario
 
 
 def _overrides(texts: tuple[str, ...]) -> list[Layer]:
-    layers, problems = [], []
+    layers: list[Layer] = []
+    problems: list[Problem] = []
     for text in texts:
         try:
             layers.append(_override(text))
@@ -244,16 +247,5 @@ def _without(data: Any, path: Path_) -> Any:
 
 def _safe(stem: str) -> str:
     """A name that can be a folder, from a file's stem."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in " ._+-") else "-" for c in stem).lstrip(" ._+-")[:100] or "scenario"
-
-
-def _stamp(specs: tuple[Path, ...]) -> tuple[tuple[str, int], ...]:
-    """What tells that a folder of rows has changed since it was read."""
-    return tuple((str(f), f.stat().st_mtime_ns) for folder in specs for f in sorted(Path(folder).rglob("*.yaml")))
-
-
-@lru_cache(maxsize=8)
-def _tables(specs: tuple[Path, ...], stamp: tuple[tuple[str, int], ...]) -> Tables:
-    from simtrain.scenario.tables import load_tables
-
-    return load_tables(specs)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in " ._+-") else "-" for c in stem)
+    return plain.lstrip(" ._+-")[:100] or "scenario"

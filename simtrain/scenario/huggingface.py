@@ -60,14 +60,15 @@ def read_config(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError([Problem(file, error.lineno, error.colno, message=f"not valid JSON: {error.msg}")]) from None
     except (RecursionError, ValueError):
-        raise InputError([Problem(file, 1, 1, message="not valid JSON: nested too deeply or a number too long")]) from None
+        message = "not valid JSON: nested too deeply or a number too long"
+        raise InputError([Problem(file, 1, 1, message=message)]) from None
     if not isinstance(config, dict):
         raise InputError([Problem(file, 1, 1, message="must hold a JSON object")])
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         hint = did_you_mean(str(kind)[:100], MODEL_TYPES)
-        known = ", ".join(MODEL_TYPES)
-        raise InputError([Problem(file, 1, 1, "model_type", f"{str(kind)[:100]!r} is not a known architecture{hint}; known: {known}")])
+        message = f"{str(kind)[:100]!r} is not a known architecture{hint}; known: {', '.join(MODEL_TYPES)}"
+        raise InputError([Problem(file, 1, 1, "model_type", message)])
     return _sizes(config, MODEL_TYPES[kind])
 
 

@@ -57,7 +57,9 @@ def _from_config(path: Path, problems: Problems) -> dict[str, Any]:
     return {}
 
 
-def model(spec: ModelSpec, given: dict[str, Any], seq_len: int | None, problems: Problems) -> tuple[Model | None, list[str]]:
+def model(
+    spec: ModelSpec, given: dict[str, Any], seq_len: int | None, problems: Problems
+) -> tuple[Model | None, list[str]]:
     """The model, and the keys of it that a default of its family filled (none for presets and configurations).
 
     ``given`` is what ``base`` returned. ``None`` where a problem stands in the way; the problem is noted.
@@ -74,15 +76,18 @@ def model(spec: ModelSpec, given: dict[str, Any], seq_len: int | None, problems:
             problems.add(f"model.{key}", f"missing: a model without preset or config needs {key}{choice}")
         return None, []
     if sizes["family"] == "moe" or sizes.get("experts"):
-        problems.add("model.experts" if spec.experts else "model.family" if spec.family else "model",
-                     "not modelled yet: mixture of experts")
+        problems.add(
+            "model.experts" if spec.experts else "model.family" if spec.family else "model",
+            "not modelled yet: mixture of experts",
+        )
         return None, []
     full = _style(sizes, seq_len)
     _consistent(full, problems)
     if any(key.startswith("model.") for key in problems.broken):
         return None, []
     defaults = [] if given else [key for key in full if key not in sizes]
-    return Model(**{key: Family(value) if key == "family" else value for key, value in full.items()}), defaults
+    full["family"] = Family(full["family"])
+    return Model(**full), defaults
 
 
 def _style(sizes: dict[str, Any], seq_len: int | None) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def _consistent(full: dict[str, Any], problems: Problems) -> None:
     if family == "bert" and encoder != layers:
         problems.add("model.encoder_layers", f"all {layers} blocks of a bert are encoder blocks, not {encoder}")
     if family == "t5" and not 1 <= encoder < layers:
-        problems.add("model.encoder_layers", f"a t5 of {layers} blocks needs 1 to {layers - 1} encoder blocks, not {encoder}")
+        problems.add("model.encoder_layers", f"must be 1 to {layers - 1} of the {layers} blocks, not {encoder}")
     if family in ("gpt", "llama") and encoder:
         problems.add("model.encoder_layers", f"a {family} has no encoder blocks; families with them: bert, t5")
     if full["experts_per_token"] or full["experts_shared"] or full["expert_ffn_hidden"]:

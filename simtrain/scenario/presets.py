@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from simtrain.errors import InputError, Problem
-from simtrain.scenario import shipped, yamltext
+from simtrain.scenario import yamltext
+from simtrain.scenario.paths import data_dir
 from simtrain.scenario.schema import ModelSpec
 
 _ABOUT = ("seq_len", "parameters", "source", "note", "aliases")
@@ -77,6 +78,6 @@ def read_presets(path: Path) -> dict[str, Preset]:
 def presets() -> Mapping[str, Preset]:
     """All shipped presets by name and alias."""
     rows: dict[str, Preset] = {}
-    for path in sorted((shipped.folder("scenarios") / "models").glob("*.yaml")):
+    for path in sorted((data_dir("scenarios") / "models").glob("*.yaml")):
         rows |= read_presets(path)
     return rows

@@ -1,12 +1,14 @@
-"""Checked scenario file -> ``Scenario``: names become rows, ``auto`` becomes numbers, documented defaults fill the rest.
+"""Checked scenario file -> ``Scenario``: names become rows, ``auto`` becomes numbers, documented defaults fill in.
 
 The defaults, in one place (a scenario lists those it used in ``Scenario.defaults``):
 
-seed 0; tp, pp, cp, ep 1; stack by kind of accelerator; precision bf16, or fp16 or fp32 where the matrix units lack it;
-optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run it; zero 3 on FSDP
-stacks, else 0; sequence_parallel where tp is above 1; schedule 1f1b, interleaved with virtual stages; virtual_stages 1;
-stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a pipeline; prefetch 1;
-sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 where no global_batch is given.
+seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
+units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
+it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; schedule 1f1b, interleaved with virtual stages;
+virtual_stages 1; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a pipeline;
+prefetch 1; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 where no global_batch is given;
+devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI
+between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from simtrain.scenario.layout import AXES, Layout
 from simtrain.scenario.model import Model
 from simtrain.scenario.problems import Problems
 from simtrain.scenario.scenario import Attention, Optimizer, Parallelism, Recompute, Scenario, Stack, Training, Zero
-from simtrain.scenario.schema import EVERY_SQRT, ScenarioFile, TrainingSpec
+from simtrain.scenario.schema import EVERY_SQRT, MAX_DEVICES, ScenarioFile, TrainingSpec
 
 if TYPE_CHECKING:
     from simtrain.scenario.tables import Tables
@@ -117,23 +119,23 @@ class _Resolver:
     def _layout(self, devices: int | None) -> Layout | None:
         spec, problems = self.spec.parallelism, self.problems
         keys = [f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "mesh_order")]
-        counted = ["cluster.nodes", "cluster.devices", "cluster.slice", "cluster.machine", "cluster.devices_per_machine"]
+        counted = [f"cluster.{key}" for key in ("nodes", "devices", "slice", "machine", "devices_per_machine")]
         if not problems.sound(*keys, *counted):
             return None
         tp, pp, cp, ep = (self._or(getattr(spec, axis), f"parallelism.{axis}", 1) for axis in ("tp", "pp", "cp", "ep"))
         if devices is None and spec.dp is None:
-            problems.add("cluster", "missing: give nodes, devices or slice (or parallelism.dp, from which devices follow)")
+            problems.add("cluster", "missing: give nodes, devices or slice (or parallelism.dp)")
             return None
         dp = spec.dp or max(1, (devices or 0) // (tp * pp * cp))
-        order = tuple(self._or(spec.mesh_order, "parallelism.mesh_order", list(AXES)))
+        order: tuple[str, ...] = tuple(self._or(spec.mesh_order, "parallelism.mesh_order", [*AXES]))
         if sorted(order) != sorted(AXES):
             problems.add("parallelism.mesh_order", f"must name each of {', '.join(AXES)} once, innermost first")
             return None
         layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order)
         if devices is not None:
             checks.degrees(layout, devices, spec, problems)
-        elif layout.world > 2_000_000:
-            problems.add("parallelism.dp", f"{layout.world} devices in all (at most 2000000)")
+        elif layout.world > MAX_DEVICES:
+            problems.add("parallelism.dp", f"{layout.world} devices in all (at most {MAX_DEVICES})")
         return layout if problems.sound(*keys) else None
 
     def _batch(self, layout: Layout) -> tuple[int, int, int] | None:
@@ -208,7 +210,8 @@ class _Resolver:
         mode, number = self._or(spec.recompute, "training.recompute", ("none", 0))
         if mode == "every" and number == EVERY_SQRT:
             number = max(1, round(math.sqrt(max(parallelism.stage_layers))))
-        early = self._or(spec.sync_every_microbatch, "training.sync_every_microbatch", parallelism.zero >= Zero.GRADIENTS)
+        sharded = parallelism.zero >= Zero.GRADIENTS
+        early = self._or(spec.sync_every_microbatch, "training.sync_every_microbatch", sharded)
         return Training(
             global_batch=batch[0],
             micro_batch=batch[1],
@@ -231,8 +234,10 @@ class _Resolver:
             self.defaults.append("training.attention")
             return Attention.UNFUSED if why else kernel
         if why:
-            self.problems.add("training.attention", f"{kernel} {why}; {accelerator.name} is {accelerator.architecture};"
-                              " choose another kernel or auto")
+            self.problems.add(
+                "training.attention",
+                f"{kernel} {why}; {accelerator.name} is {accelerator.architecture}; choose another kernel or auto",
+            )
         return kernel
 
 

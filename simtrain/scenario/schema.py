@@ -1,7 +1,7 @@
 """The scenario file as pydantic models: keys, types and bounds, with no meaning across keys.
 
-Every key is optional in form: ``None`` (left out, null, or ``auto``) stands for a value that ``resolve`` derives or fills
-with a documented default. Unknown keys are refused. Quantities carry a unit and become SI floats.
+Every key is optional in form: ``None`` (left out, null, or ``auto``) stands for a value that ``resolve`` derives or
+fills with a documented default. Unknown keys are refused. Quantities carry a unit and become SI floats.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def _section(key: str) -> BeforeValidator:
     )
 
 
+MAX_DEVICES = 2_000_000
 Degree = Annotated[int | None, Count(1_000_000)]
 Layers = Annotated[int | None, Count(10_000)]
 Width = Annotated[int | None, Count(10_000_000)]
@@ -107,7 +108,7 @@ class ClusterSpec(Section):
     accelerator: Name = None
     machine: Name = None
     nodes: Degree = None
-    devices: Annotated[int | None, Count(2_000_000)] = None
+    devices: Annotated[int | None, Count(MAX_DEVICES)] = None
     slice: Name = None
     devices_per_machine: Annotated[int | None, Count(1024)] = None
     nics_per_machine: Annotated[int | None, Count(1024)] = None
@@ -178,6 +179,9 @@ RecomputeForm = Annotated[
 ]
 
 
+Kernel = Literal["unfused", "flash2", "flash3", "cudnn", "xla"]
+
+
 class TrainingSpec(Section):
     """How the job trains; batches in sequences."""
 
@@ -189,8 +193,7 @@ class TrainingSpec(Section):
     optimizer: Name = None
     recompute: RecomputeForm = None
     attention: Annotated[
-        Literal["unfused", "flash2", "flash3", "cudnn", "xla"] | None,
-        BeforeValidator(_auto, json_schema_input_type=Literal["auto", "unfused", "flash2", "flash3", "cudnn", "xla"] | None),
+        Kernel | None, BeforeValidator(_auto, json_schema_input_type=Kernel | Literal["auto"] | None)
     ] = None
     trainable: Any = None
     offload: Any = None

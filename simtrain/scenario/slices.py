@@ -31,7 +31,8 @@ def parse(name: str) -> tuple[str, int]:
     """
     match = re.fullmatch(r"([a-z0-9]+)-([1-9]\d{0,5})", name)
     if not match or match[1] not in _GENERATIONS:
-        raise ValueError(f"not a TPU slice name: {name!r} (expected e.g. v5litepod-16 or v4-64; prefixes: {', '.join(_GENERATIONS)})")
+        known = ", ".join(_GENERATIONS)
+        raise ValueError(f"not a TPU slice name: {name!r} (expected e.g. v5litepod-16; prefixes: {known})")
     accelerator, cores = _GENERATIONS[match[1]]
     if int(match[2]) % cores:
         raise ValueError(f"{name!r} counts cores, {cores} a chip: {match[2]} is no whole number of chips")

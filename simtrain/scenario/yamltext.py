@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yamlcore import CCoreLoader  # type: ignore[import-untyped]
+from yamlcore import CCoreLoader
 
 from simtrain.errors import InputError, Problem
 
@@ -53,8 +53,8 @@ def read(path: str | Path) -> Document:
     Raises
     ------
     InputError
-        Unreadable, not a regular file, larger than 1 MiB, not UTF-8 text, not YAML, empty, no mapping, duplicate keys, tags,
-        nested deeper than 50, or with aliases that expand to more than 100,000 values.
+        Unreadable, not a regular file, larger than 1 MiB, not UTF-8 text, not YAML, empty, no mapping, duplicate keys,
+        tags, nested deeper than 50, or with aliases that expand to more than 100,000 values.
     """
     return parse(read_text(path), str(path))
 
@@ -211,8 +211,14 @@ class _Builder:
             key, inner = event.value, (*path, event.value)
             if key in mapping:
                 first = self.places[inner][0]
-                self.duplicates.append(Problem(self.file, *place, key=".".join(map(str, inner)),
-                                               message=f"duplicate key (first in line {first})"))
+                self.duplicates.append(
+                    Problem(
+                        self.file,
+                        *place,
+                        key=".".join(map(str, inner)),
+                        message=f"duplicate key (first in line {first})",
+                    )
+                )
             self.places.setdefault(inner, place)
             mapping[key] = self._node(self._event(), inner, depth + 1)
         return mapping
