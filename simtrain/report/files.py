@@ -23,7 +23,13 @@ from simtrain.units import format_time
 
 
 def write(
-    directory: Path, *, summary: Mapping[str, Any], trace: Trace, memory: MemoryProfile, scenario_text: str
+    directory: Path,
+    *,
+    summary: Mapping[str, Any],
+    trace: Trace,
+    memory: MemoryProfile,
+    scenario_text: str,
+    figures: bool = True,
 ) -> list[Path]:
     """Write the report of one run.
 
@@ -37,6 +43,8 @@ def write(
         One step and what it held.
     scenario_text
         The resolved scenario, YAML.
+    figures
+        Draw the pictures and the page, which take most of the time.
 
     Returns
     -------
@@ -48,19 +56,28 @@ def write(
     InputError
         If the folder cannot be written or the disk is full; then no file of it has changed.
     """
-    name = str(summary.get("scenario", ""))
-    curve = memory_curve(memory, trace, title=name)
-    rows = timeline(trace, title=name, subtitle=headline(summary))
+    name = str(summary["scenario"])
     contents = {
-        "report.html": page(summary, trace=trace, scenario_text=scenario_text, timeline=rows, memory=curve).encode(),
-        "timeline.png": png(rows),
-        "memory.png": png(curve),
         "trace.json.gz": perfetto(trace, memory, name=name),
         "spans.parquet": parquet(trace),
         "summary.json": summary_json(summary).encode(),
         "scenario.resolved.yaml": scenario_text.encode(),
     }
+    if figures:
+        contents = _pictures(summary, trace, memory, scenario_text) | contents
     return place(directory, contents)
+
+
+def _pictures(summary: Mapping[str, Any], trace: Trace, memory: MemoryProfile, scenario_text: str) -> dict[str, bytes]:
+    name = str(summary["scenario"])
+    rows = timeline(trace, title=name, subtitle=headline(summary))
+    needed = [row["peak_bytes"] for row in summary["memory"]["by_stage"]]
+    curve = memory_curve(memory, trace, title=name, needed=needed)
+    return {
+        "report.html": page(summary, trace=trace, scenario_text=scenario_text, timeline=rows, memory=curve).encode(),
+        "timeline.png": png(rows),
+        "memory.png": png(curve),
+    }
 
 
 def headline(summary: Mapping[str, Any]) -> str:

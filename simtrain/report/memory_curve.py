@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 GIB = 2.0**30
 STACK = (
     Memory.RUNTIME,
-    Memory.RESERVE,
     Memory.BUFFERS,
     Memory.PARAMETERS,
     Memory.OPTIMIZER,
@@ -29,12 +29,15 @@ STACK = (
     Memory.LOGITS,
     Memory.GATHERED,
     Memory.WORKSPACE,
+    Memory.RESERVE,
 )
 """Bottom to top: what rests below what moves."""
 _MOST_BARS = 32
 
 
-def memory_curve(profile: MemoryProfile, trace: Trace, *, title: str = "") -> Figure:
+def memory_curve(
+    profile: MemoryProfile, trace: Trace, *, title: str = "", needed: Sequence[float] | None = None
+) -> Figure:
     """Draw memory by category over time for the rank with the highest peak, and the peaks of all ranks.
 
     Parameters
@@ -45,6 +48,8 @@ def memory_curve(profile: MemoryProfile, trace: Trace, *, title: str = "") -> Fi
         The step it belongs to: its length, and what the ranks are called.
     title
         Usually the scenario's name.
+    needed
+        byte by rank of the profile that the device must have: the peak and the allocator's reserve.
 
     Returns
     -------
@@ -57,19 +62,21 @@ def memory_curve(profile: MemoryProfile, trace: Trace, *, title: str = "") -> Fi
     several = len(profile.ranks) > 1
     figure = Figure(figsize=(14.0, 4.6), facecolor="white")
     curve = figure.add_axes((0.055, 0.12, 0.62 if several else 0.925, 0.68))
-    worst = profile.worst
-    _stack(curve, profile, worst, trace.step_time)
+    peaks = [profile.peak(index)[1] for index in range(len(profile.ranks))]
+    needed = needed or peaks
+    worst = int(np.argmax(needed))
+    _stack(curve, profile, worst, trace.step_time, needed[worst])
     name, who = labels[profile.ranks[worst]]
     figure.text(0.055, 0.935, title, fontsize=13, fontweight="bold", color=INK)
     curve.set_title(f"memory of {name} ({who}), the fullest", fontsize=9.5, color=MUTED, loc="left", pad=24)
     if several:
         bars = figure.add_axes((0.79, 0.12, 0.19, 0.68))
-        _peaks(bars, profile, [labels[rank][0] for rank in profile.ranks])
-    _legend(curve, profile)
+        _peaks(bars, profile, [labels[rank][0] for rank in profile.ranks], needed)
+    _legend(curve, profile, reserved=sum(needed) > sum(peaks))
     return figure
 
 
-def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float) -> None:
+def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float, needed: float) -> None:
     unit, scale = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if step_time >= pair[1]), ("us", 1e-6))
     times = np.append(profile.times[index], max(step_time, profile.times[index][-1])) / scale
     below = np.zeros(len(times))
@@ -80,8 +87,10 @@ def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float) -> 
             axes.fill_between(times, below, above, step="post", color=MEMORY_COLOUR[category], linewidth=0)
             below = above
     at, peak, _ = profile.peak(index)
-    limit = max(profile.capacity, peak) / GIB * 1.12
-    _capacity(axes, profile.capacity)
+    limit = max(profile.capacity, needed) / GIB * 1.12
+    _line(axes, profile.capacity, f"capacity {format_bytes(profile.capacity)}", OVER)
+    if needed > peak:
+        _line(axes, needed, f"with the allocator's reserve {format_bytes(needed)}", MUTED)
     right = at > 0.7 * step_time
     axes.plot([at / scale], [peak / GIB], "o", color=INK, markersize=4, zorder=4)
     axes.annotate(
@@ -101,21 +110,13 @@ def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float) -> 
     _plain(axes)
 
 
-def _capacity(axes: Axes, capacity: float) -> None:
-    axes.axhline(capacity / GIB, color=OVER, linewidth=1.2, linestyle=(0, (5, 3)))
-    axes.text(
-        1.0,
-        capacity / GIB,
-        f"capacity {format_bytes(capacity)}",
-        transform=axes.get_yaxis_transform(),
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-        color=OVER,
-    )
+def _line(axes: Axes, level: float, said: str, colour: str) -> None:
+    axes.axhline(level / GIB, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+    axes.text(0.995, level / GIB, said, fontsize=8.5, color=colour, **place)
 
 
-def _peaks(axes: Axes, profile: MemoryProfile, names: list[str]) -> None:
+def _peaks(axes: Axes, profile: MemoryProfile, names: Sequence[str], needed: Sequence[float]) -> None:
     """Peak of every rank, stacked by category; thinned out where there are many."""
     count = len(profile.ranks)
     shown = np.unique(np.linspace(0, count - 1, min(count, _MOST_BARS)).round().astype(int)).tolist()
@@ -126,12 +127,14 @@ def _peaks(axes: Axes, profile: MemoryProfile, names: list[str]) -> None:
         width = np.array([peak.get(category, 0.0) for peak in peaks]) / GIB
         axes.barh(rows, width, left=left, height=0.78, color=MEMORY_COLOUR[category], linewidth=0)
         left += width
+    total = np.array([needed[index] for index in shown]) / GIB
+    axes.barh(rows, total - left, left=left, height=0.78, color=MEMORY_COLOUR[Memory.RESERVE], linewidth=0)
     axes.axvline(profile.capacity / GIB, color=OVER, linewidth=1.2, linestyle=(0, (5, 3)))
     size = 8.5 if len(shown) <= 16 else 6.0
-    for row, total in zip(rows.tolist(), left.tolist(), strict=True):
-        axes.text(total, row, f" {total:.1f}", fontsize=size, color=INK, va="center", ha="left")
+    for row, end in zip(rows.tolist(), total.tolist(), strict=True):
+        axes.text(end, row, f" {end:.1f}", fontsize=size, color=INK, va="center", ha="left")
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, max(profile.capacity / GIB, left.max() * 1.18) * 1.04)
+    axes.set_xlim(0, max(profile.capacity / GIB, total.max() * 1.18) * 1.04)
     axes.set_xlabel("peak in GiB", fontsize=9, color=INK)
     axes.set_title("peak by rank", fontsize=9.5, color=MUTED, loc="left", pad=6)
     _plain(axes)
@@ -139,10 +142,11 @@ def _peaks(axes: Axes, profile: MemoryProfile, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0, labelsize=size)
 
 
-def _legend(axes: Axes, profile: MemoryProfile) -> None:
+def _legend(axes: Axes, profile: MemoryProfile, reserved: bool) -> None:
     from matplotlib.patches import Patch
 
     used = {category for curves in profile.curves for category in curves}
+    used |= {Memory.RESERVE} if reserved else set()
     handles = [Patch(color=MEMORY_COLOUR[one], label=words(one.value)) for one in STACK if one in used]
     axes.legend(
         handles=handles,

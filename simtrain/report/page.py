@@ -41,7 +41,7 @@ h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px
 p { margin: 6px 0; } .muted { color: var(--muted); } .good { color: var(--good); } .bad { color: var(--bad); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(210px, 1fr)); gap: 12px; margin: 20px 0 0; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
-.card b { display: block; font-size: 23px; line-height: 1.3; } .card span { color: var(--muted); font-size: 13px; }
+.card b { display: block; font-size: 23px; line-height: 1.3; } .card > span { color: var(--muted); font-size: 13px; }
 .card small { display: block; font-size: 12.5px; color: var(--muted); overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } .figure svg, .figure img { width: 100%; height: auto; display: block; }
 .figure { min-width: 760px; } .pixels { background: #ffffff; border-radius: 6px; padding: 4px; }
@@ -53,7 +53,8 @@ th { color: var(--muted); font-weight: 500; } td.n, th.n { text-align: right; }
 .warning { color: var(--warn); } pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 14px; overflow-x: auto; font-size: 13px; line-height: 1.45; }
 @media print { :root { --ground: #ffffff; --card: #ffffff; --ink: #000000; --muted: #444444; --line: #bbbbbb;
-  --idle: #e9ebee; --good: #0a7d4f; --bad: #b3261e; --warn: #8a5a00; } body { max-width: none; padding: 0; font-size: 11px; }
+  --idle: #e9ebee; --good: #0a7d4f; --bad: #b3261e; --warn: #8a5a00; } body { max-width: none; padding: 0;
+  font-size: 11px; }
   .figure { min-width: 0; } .figure, .card, tr { break-inside: avoid; } h2 { break-after: avoid; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } pre { white-space: pre-wrap; } }
 """
@@ -87,7 +88,7 @@ def page(summary: Summary, *, trace: Trace, scenario_text: str, timeline: Figure
         _time(summary),
         _section("Memory", _verdict(summary) + _figure(memory) + _memory(summary)),
         _section("Communication", _communication(summary)),
-        _section("What would help", _advice(summary)),
+        _section("What would help" if summary["fits"] else "What would make it fit", _advice(summary)),
         _section("How the figures are defined", _formulas(summary)),
         _section("Resolved scenario", f"<pre>{escape(scenario_text)}</pre>"),
     ]
@@ -106,7 +107,7 @@ def _section(title: str, content: str) -> str:
 def _cards(summary: Summary) -> str:
     memory = summary["memory"]
     beside = "<br>".join(escape(f"{what} {step}: {note}") for what, step, note in text.beside(summary))
-    peak = f"{format_bytes(memory['peak_bytes'])} of {format_bytes(memory['capacity_bytes'])}"
+    peak = f"{format_bytes(memory['peak_bytes'], 3)} of {format_bytes(memory['capacity_bytes'], 3)}"
     fits = f"<span class={'good' if summary['fits'] else 'bad'}>{escape(text.verdict(summary))}</span>"
     cards = (
         ("step time", format_time(summary["step_time_s"]), beside),
@@ -205,14 +206,13 @@ def _communication(summary: Summary) -> str:
 
 
 def _advice(summary: Summary) -> str:
+    if "advice" not in summary:
+        return "<p>Not asked for.</p>"
     if not summary["advice"]:
         return "<p>No single change that was tried makes the step shorter.</p>"
     head, *rows = text.advice_rows(summary, most=len(summary["advice"]))
-    cells = [
-        [f"<code>{escape(row[0])}</code>", *map(escape, row[1:]), escape(change["text"])]
-        for row, change in zip(rows, summary["advice"], strict=True)
-    ]
-    return _table([*head[:-1], "fits?", "why"], cells, (1, 2, 3)) + "<p class=muted>Each was simulated.</p>"
+    cells = [[f"<code>{escape(row[0])}</code>", *map(escape, row[1:])] for row in rows]
+    return _table([*head[:-1], "fits?"], cells, (1, 2, 3)) + "<p class=muted>Each was simulated.</p>"
 
 
 def _formulas(summary: Summary) -> str:

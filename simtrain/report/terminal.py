@@ -47,9 +47,9 @@ def _screen(summary: Summary, console: Console, files: Sequence[Path]) -> Iterab
     if summary["communication"]:
         yield Text()
         yield _table("communication", text.communication_rows(summary), right=(2, 3, 4, 5, 6, 7))
-    if summary["advice"]:
+    if summary.get("advice"):
         yield Text()
-        yield _table("would help", text.advice_rows(summary), right=(1, 2, 3))
+        yield _table("would help" if summary["fits"] else "to make it fit", text.advice_rows(summary), right=(1, 2, 3))
     if summary["warnings"]:
         yield Text()
     for warning in summary["warnings"]:
@@ -131,7 +131,7 @@ def _keys(parts: Sequence[tuple[str, str]], width: int, bars: bool) -> Text:
 def _table(label: str, rows: Sequence[tuple[str, ...]], right: Sequence[int]) -> Table:
     """The first row is the head; ``label`` stands in place of its first cell."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_edge=False)
-    table.add_column(label, min_width=_LABEL, header_style="not dim bold")
+    table.add_column(label, min_width=_LABEL, header_style="not dim bold", overflow="fold")
     for index, head in enumerate(rows[0][1:], start=1):
         table.add_column(head, justify="right" if index in right else "left", overflow="fold")
     for row in rows[1:]:

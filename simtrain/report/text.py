@@ -33,12 +33,27 @@ def count(number: int, noun: str) -> str:
 def beside(summary: Summary) -> list[tuple[str, str, str]]:
     """(what, step time, note): the published step time, where there is one, and the naive one beside ours."""
     rows = []
-    if published := summary.get("measured"):
-        source = f", {published['source']}" if published.get("source") else ""
-        note = f"predicted {published['error']:+.1%}{source}"
-        rows.append(("measured", format_time(published["step_time_s"]), note))
+    published = summary.get("measured") or {}
+    source = published.get("source") or ""
+    if published.get("step_time_s"):
+        note = f"predicted {published['error']:+.1%}"
+        rows.append(("measured", format_time(published["step_time_s"]), ", ".join(filter(None, (note, source)))))
+    elif said := _other_measures(published):
+        rows.append(("measured", said, source))
     naive = "model FLOPs / (devices x 0.45 peak)"
     return [*rows, ("naive", format_time(summary["naive_step_time_s"]), naive)]
+
+
+def _other_measures(published: Mapping[str, Any]) -> str:
+    """What was published instead of a step time."""
+    found = []
+    if published.get("tokens_per_s"):
+        found.append(f"{published['tokens_per_s']:,.0f} tokens/s")
+    if published.get("mfu"):
+        found.append(f"MFU {published['mfu']:.1%}")
+    if published.get("peak_memory_bytes"):
+        found.append(f"peak {format_bytes(published['peak_memory_bytes'], 3)}")
+    return ", ".join(found)
 
 
 def verdict(summary: Summary) -> str:
@@ -51,7 +66,7 @@ def verdict(summary: Summary) -> str:
 
 
 def fullest(summary: Summary) -> str:
-    """Which rank and stage has the highest peak."""
+    """Which rank and stage needs most."""
     memory = summary["memory"]
     return f"rank {memory['peak_rank']}" + (f", stage {memory['peak_stage']}" if summary["stages"] > 1 else "")
 
@@ -72,7 +87,7 @@ def memory_rows(by_category: Mapping[str, float]) -> list[tuple[Memory, str, flo
 def communication_rows(summary: Summary) -> list[tuple[str, ...]]:
     """Cells of the communication table; the first row is its head."""
     head = ("group", "collective", "ranks", "machines", "calls", "sent", "in flight", "exposed", "over")
-    return [head] + [
+    rows = [
         (
             row["axis"],
             words(row["kind"]),
@@ -86,18 +101,20 @@ def communication_rows(summary: Summary) -> list[tuple[str, ...]]:
         )
         for row in summary["communication"]
     ]
+    return [head, *rows]
 
 
 def advice_rows(summary: Summary, most: int = 3) -> list[tuple[str, ...]]:
-    """Cells of the best changes; the first row is its head."""
+    """Cells of the best changes; the first row is its head. ``auto`` follows from the rest and is left out."""
     head = ("change", "step time", "gain", "peak memory", "")
-    return [head] + [
+    rows = [
         (
-            row["change"],
+            " ".join(word for word in row["change"].split() if not word.endswith("=auto")),
             format_time(row["step_time_s"]),
             f"{row['gain']:+.1%}",
-            format_bytes(row["memory_peak_bytes"], 3),
+            format_bytes(row["peak_bytes"], 3),
             "fits" if row["fits"] else "does not fit",
         )
-        for row in summary["advice"][:most]
+        for row in summary.get("advice", ())[:most]
     ]
+    return [head, *rows]

@@ -1,14 +1,16 @@
 """The timeline: rank x time, coloured by what each rank does; idle time is the background.
 
-A box is one span of the compute stream (adjacent ones of one pass and microbatch share a label). The height of a colour in
-a box is its share of the box's time, because a merged work holds many small collectives and recomputations. Communication
-streams run in thin lanes below, or, where there are many ranks, behind the boxes: what is seen there is exposed.
+A box is one span of the compute stream (adjacent ones of one pass and microbatch share a label). The height of a colour
+in a box is its share of the box's time, because a merged work holds many small collectives and recomputations.
+Communication streams run in thin lanes below, or, where there are many ranks, behind the boxes: what is seen there is
+exposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_Floats = NDArray[np.floating[Any]]
 BANDS = tuple(Band)
 MOST_ROWS = 128
 """More simulated ranks than this are thinned out evenly."""
@@ -122,7 +125,7 @@ def rank_labels(trace: Trace) -> list[tuple[str, str]]:
     """Label of every simulated rank; ranges of ranks where the representatives lie a multiplicity apart."""
     ranks, lowered = trace.lowered.ranks, trace.lowered
     order = sorted(ranks, key=lambda rank: rank.rank)
-    contiguous = all(b.rank - a.rank == a.multiplicity for a, b in zip(order, order[1:], strict=False))
+    contiguous = all(b.rank - a.rank == a.multiplicity for a, b in pairwise(order))
     stages = [{lowered.works[task.work].stage for task in one.tasks if task.microbatch >= 0} for one in lowered.lists]
     return [rank_label(rank, stages[rank.tasks], contiguous) for rank in ranks]
 
@@ -138,9 +141,7 @@ def _rows(trace: Trace, columns: Columns) -> _Rows:
     return _Rows(shown, place, lanes)
 
 
-def _rectangles(
-    left: NDArray[np.float64], right: NDArray[np.float64], top: NDArray[np.float64], bottom: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _rectangles(left: _Floats, right: _Floats, top: _Floats, bottom: _Floats) -> NDArray[np.float64]:
     """Corners, n x 4 x 2."""
     x = np.stack([left, right, right, left], axis=1)
     y = np.stack([top, top, bottom, bottom], axis=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from simtrain.cost.memory import verdict
 from simtrain.program.demand import Memory
 from simtrain.trace.communication import communication_table
 from simtrain.trace.memory import MemoryProfile, profile
@@ -31,7 +32,6 @@ def with_memory(trace: Trace) -> tuple[Trace, MemoryProfile]:
         Memory.GRADIENTS: 10 * GIB,
         Memory.OPTIMIZER: 8 * GIB,
         Memory.RUNTIME: 1.5 * GIB,
-        Memory.RESERVE: 2 * GIB,
     }
     trace = replace(trace, demands=demands)
     return trace, profile(trace, [resting] * stages, 80 * GIB)
@@ -40,7 +40,8 @@ def with_memory(trace: Trace) -> tuple[Trace, MemoryProfile]:
 def summary(trace: Trace, memory: MemoryProfile, **changes: Any) -> dict[str, Any]:
     """All keys that the report reads."""
     step, stages = trace.step_time, len(trace.lowered.ranks)
-    _, peak, by_category = memory.peak(memory.worst)
+    needs = [verdict(memory.peak(i)[2], capacity=memory.capacity, reserve_fraction=0.04) for i in memory.ranks]
+    worst = needs[memory.worst]
     return {
         "scenario": "gpt3-175b-1024xa100",
         "devices": 128 * stages,
@@ -54,18 +55,17 @@ def summary(trace: Trace, memory: MemoryProfile, **changes: Any) -> dict[str, An
         "hfu_formula": "executed matrix FLOPs, recomputation included / (time x 312 TFLOP/s dense bf16)",
         "naive_step_time_s": 0.83 * step,
         "measured": {"step_time_s": 1.026 * step, "error": -0.0253, "source": "Narayanan 2021, Table 1"},
-        "fits": peak <= memory.capacity,
+        "fits": worst.fits,
         "memory": {
-            "peak_bytes": peak,
+            "peak_bytes": worst.needed,
             "capacity_bytes": memory.capacity,
-            "margin_bytes": memory.capacity - peak,
-            "by_category": {category.value: size for category, size in by_category.items()},
+            "margin_bytes": worst.margin,
+            "by_category": {category.value: size for category, size in worst.by_category.items()},
             "peak_rank": trace.lowered.ranks[memory.worst].rank,
             "peak_stage": memory.worst,
             "by_stage": [
-                {"stage": index, "rank": trace.lowered.ranks[index].rank, "peak_bytes": held, "by_category": split}
+                {"stage": index, "rank": trace.lowered.ranks[index].rank, "peak_bytes": needs[index].needed}
                 for index in memory.ranks
-                for _, held, split in [memory.peak(index)]
             ],
         },
         "time": summarise_time(time_split(trace)),
@@ -77,7 +77,7 @@ def summary(trace: Trace, memory: MemoryProfile, **changes: Any) -> dict[str, An
                 "step_time_s": step * (1 - gain),
                 "gain": gain,
                 "fits": fits,
-                "memory_peak_bytes": peak * 1.1,
+                "peak_bytes": 1.1 * worst.needed,
                 "text": f"{key} {value}: {gain:.1%} faster",
             }
             for key, value, gain, fits in (
