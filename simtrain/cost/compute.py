@@ -172,7 +172,7 @@ class Device:
         if isinstance(op, MatMul):
             return _matmul_seconds(self, op)
         rate = attention_rate(self.accelerator, op, self.attention, self.constants)
-        return max(op.flops / rate, op.hbm_bytes / self.hbm) + self.constants.gemm_seconds
+        return max(op.executed_flops / rate, op.hbm_bytes / self.hbm) + self.constants.gemm_seconds
 
 
 @lru_cache(maxsize=65536)
