@@ -45,7 +45,7 @@ class Constants:
     """Fixed time of a product kernel."""
     sustained: float
     """Long training over short benchmark: power and clock."""
-    hbm_fraction: float
+    hbm_copy: float
     """Achieved over datasheet bandwidth of a large copy."""
     sweep_seconds: float
     """Fixed time of an element-wise kernel."""
@@ -163,7 +163,7 @@ class Device:
     @property
     def hbm(self) -> float:
         """Achieved memory bandwidth, byte/s."""
-        return self.accelerator.memory_bandwidth * self.constants.hbm_fraction
+        return self.accelerator.memory_bandwidth * self.constants.hbm_copy
 
     def seconds(self, op: Op) -> float:
         """Uncontended device time of one op, s."""
@@ -172,7 +172,7 @@ class Device:
         if isinstance(op, MatMul):
             return _matmul_seconds(self, op)
         rate = attention_rate(self.accelerator, op, self.attention, self.constants)
-        return max(op.flops / rate, op.hbm_bytes / self.hbm) + self.constants.gemm_seconds
+        return max(op.executed_flops / rate, op.hbm_bytes / self.hbm) + self.constants.gemm_seconds
 
 
 @lru_cache(maxsize=65536)

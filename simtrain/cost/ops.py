@@ -64,10 +64,19 @@ class FusedAttention(NamedTuple):
     hbm_bytes: float
 
     @property
+    def product(self) -> float:
+        """FLOPs of one product of scores and head dimension, in full."""
+        return 2.0 * self.heads * self.queries * self.keys * self.head_dim
+
+    @property
     def flops(self) -> float:
-        """FLOPs really executed: two products forward, five backward (one recomputes the scores); half when causal."""
-        products = 5 if self.backward else 2
-        return 2.0 * products * self.heads * self.queries * self.keys * self.head_dim * (0.5 if self.causal else 1.0)
+        """FLOPs by convention: two products forward, four backward, not halved for causality."""
+        return (4 if self.backward else 2) * self.product
+
+    @property
+    def executed_flops(self) -> float:
+        """FLOPs really executed: the backward recomputes the scores, a fifth product; a causal mask skips half."""
+        return (5 if self.backward else 2) * self.product * (0.5 if self.causal else 1.0)
 
 
 Op = MatMul | Sweep | FusedAttention

@@ -1,0 +1,80 @@
+"""FLOPs of a step by convention, and what they would take at a flat efficiency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simtrain.cost.compute import matrix_peak
+from simtrain.program.demand import Demand
+from simtrain.program.lowered import Lowered
+from simtrain.scenario.model import BlockKind, Family, Model
+from simtrain.scenario.scenario import Scenario
+
+CONVENTION = (
+    "MFU = model FLOPs / (time x devices x dense peak); model FLOPs = 3 x the matrix products of forward, attention in full "
+    "(not halved for causality), no recomputation (Chowdhery 2022, appendix B; Korthikanti 2022, appendix A). HFU adds what is "
+    "recomputed."
+)
+"""What the two utilisations count."""
+NAIVE_EFFICIENCY = 0.45
+"""Of the dense peak, whatever the shape: the baseline that a model has to beat."""
+
+
+def block_flops(model: Model, layer: int, seq_len: int) -> float:
+    """Forward matrix FLOPs of one block for one token: 2 an element of every matrix, 4 a score and head dimension."""
+    hidden, width, kv = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    keys = min(seq_len, model.sliding_window) if model.sliding_window else seq_len
+    attention = 2.0 * hidden * (2 * width + 2 * kv) + 4.0 * keys * width
+    cross = attention if model.block_kind(layer) is BlockKind.CROSS else 0.0
+    return attention + cross + 2.0 * hidden * model.ffn_hidden * (3 if model.gated_mlp else 2)
+
+
+def model_flops(scenario: Scenario) -> float:
+    """FLOPs of a step of the whole job: 3 (forward and both gradients) times the forward products.
+
+    For a GPT this is Korthikanti's appendix A, 72 B L s h^2 (1 + s / 6h + V / 12hL). The vocabulary is not padded.
+
+    Returns
+    -------
+    float
+        FLOP. Attention counts in full, whatever the mask; nothing that is recomputed counts.
+    """
+    model, seq_len = scenario.model, scenario.training.seq_len
+    head = 2.0 * model.hidden * model.vocab + (2.0 * model.hidden**2 if model.family is Family.BERT else 0.0)
+    blocks = sum(block_flops(model, layer, seq_len) for layer in range(model.layers))
+    return 3.0 * scenario.tokens * (blocks + head)
+
+
+def hardware_flops(
+    lowered: Lowered, demands: Sequence[Demand], sim_rank: NDArray[np.int32], task: NDArray[np.int32]
+) -> float:
+    """FLOPs that all ranks execute in a step, recomputation and vocabulary padding included, in the convention above.
+
+    Parameters
+    ----------
+    lowered
+        The job.
+    demands
+        By work index.
+    sim_rank, task
+        (spans,) Which rank ran which task.
+    """
+    total = 0.0
+    for index, rank in enumerate(lowered.ranks):
+        works = np.array([entry.work for entry in lowered.lists[rank.tasks].tasks], dtype=np.int64)
+        flops = np.array([demand.flops for demand in demands])
+        total += rank.multiplicity * float(flops[works[task[sim_rank == index]]].sum())
+    return total
+
+
+def peak(scenario: Scenario) -> float:
+    """Dense matrix peak of one device at the training precision, FLOP/s."""
+    return matrix_peak(scenario.cluster.accelerator, scenario.training.precision)
+
+
+def naive_step_time(scenario: Scenario) -> float:
+    """Model FLOPs over (devices x 0.45 x dense peak), s."""
+    return model_flops(scenario) / (scenario.cluster.devices * NAIVE_EFFICIENCY * peak(scenario))
