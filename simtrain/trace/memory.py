@@ -26,7 +26,7 @@ class MemoryProfile:
     times: tuple[NDArray[np.float64], ...]
     """By rank: s, strictly increasing, from 0 on."""
     curves: tuple[Mapping[Memory, NDArray[np.float64]], ...]
-    """By rank: bytes by category from each of ``times`` on, resting level included; categories never used are left out."""
+    """By rank: bytes by category from each of ``times`` on, resting level included; unused categories are left out."""
 
     def total(self, index: int) -> NDArray[np.float64]:
         """Bytes of rank ``index`` from each of its times on."""

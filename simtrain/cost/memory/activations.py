@@ -1,9 +1,10 @@
 """What the backward pass needs of the forward: bytes saved by each sub-layer of one microbatch, on one tensor rank.
 
-The rule is that of automatic differentiation: a tensor counts once, at its own element size, if some operation's backward
-reads it. For 16-bit GPT with dropout and fused kernels this gives the equations of Korthikanti 2022, "Reducing Activation
-Recomputation in Large Transformer Models" (arXiv 2205.05198), to the byte: attention 11 s b h + 5 a s^2 b, MLP 19 s b h, the
-two layer norms 4 s b h (section 4.1, eq. 1). Statistics of norms (8 bytes a token) are left out, as there.
+The rule is that of automatic differentiation: a tensor counts once, at its own element size, if some operation's
+backward reads it. For 16-bit GPT with dropout and fused kernels this gives the equations of Korthikanti 2022, "Reducing
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), to the byte: attention 11 s b h + 5 a s^2 b,
+MLP 19 s b h, the two layer norms 4 s b h (section 4.1, eq. 1). Statistics of norms (8 bytes a token) are left out, as
+there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MASK = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Extents of one microbatch on one tensor rank (elements), and the choices of model and stack that decide what is saved."""
+    """Extents of one microbatch on one tensor rank (elements), and the choices that decide what is saved."""
 
     tokens: float
     """s b (of one context rank)."""
@@ -118,7 +119,7 @@ def dropout_mask(z: Sizes) -> float:
 def norm(z: Sizes) -> float:
     """Input of a norm: 2 s b h bytes (Korthikanti 2022, section 4.1).
 
-    An RMS norm written out in framework operations saves an fp32 copy instead, and the normalised value before its weight.
+    An RMS norm written out in framework operations saves an fp32 copy instead, and the normalised value.
     """
     return (z.residual if z.fused_norm else FP32 + z.element) * z.rows * z.hidden
 
@@ -154,7 +155,7 @@ def mlp(z: Sizes) -> float:
 
 
 def embedding(z: Sizes) -> float:
-    """Embedding: its dropout mask (Korthikanti 2022, section 4.3); BERT also normalises. The output is block 0's input."""
+    """Embedding: its dropout mask (Korthikanti 2022, section 4.3); BERT also normalises. Its output is block 0's."""
     return dropout_mask(z) + (norm(z) if z.head_transform else 0.0)
 
 
@@ -165,7 +166,7 @@ def head(z: Sizes) -> float:
 
 
 def logits(z: Sizes) -> float:
-    """What the loss keeps: 4 s b v bytes of fp32 softmax (Korthikanti 2022, section 4.3), or the logits where compiled."""
+    """What the loss keeps: 4 s b v bytes of fp32 softmax (Korthikanti 2022, section 4.3), or compiled the logits."""
     return (z.element if z.fused_loss else FP32) * z.tokens * z.vocab
 
 
@@ -213,5 +214,5 @@ def head_gradients(z: Sizes) -> float:
 
 
 def gathered(z: Sizes, *, copies: int = 1) -> float:
-    """Full-sequence copies that sequence parallelism makes for a product (input; in backward also the output gradient)."""
+    """Full-sequence copies that sequence parallelism makes for a product: input, in backward also output gradient."""
     return copies * z.element * z.tokens * z.hidden if z.gathered_input else 0.0

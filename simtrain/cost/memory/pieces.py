@@ -58,33 +58,26 @@ def piece_memory(scenario: Scenario, piece: Piece) -> tuple[MemoryBytes, MemoryB
 def fold_pieces(scenario: Scenario, pieces: Sequence[Piece]) -> tuple[MemoryBytes, MemoryBytes, MemoryBytes]:
     """Return ``(keeps, frees, transient)`` of pieces run back to back as one work.
 
-    Keeps and frees are the net growth by category; the transient lifts the level to the highest that the pieces reach
-    one by one, with the categories of that moment, so a merged list has the peak of an unmerged one.
+    While it runs, the work holds the most that the pieces reach one by one, in the categories of that moment; after it,
+    what they leave. So a merged list has the peak and the resting level of an unmerged one. Transients are never
+    negative; a negative keep was released before that moment, a negative free is allocated after it.
     """
     z = act.sizes(scenario)
     level: _Bytes = {}
     top: _Bytes = {}
     for piece in pieces:
         keeps, frees, transient = _deltas(scenario, z, piece)
-        level = _add(level, keeps)
+        level = _add(_add(level, keeps), dict.fromkeys(transient, 0.0))
         reached = _add(level, transient)
         if sum(reached.values()) > sum(top.values()):
             top = reached
         level = _add(level, frees, -1)
-    keep = {category: count for category, count in level.items() if count > 0}
-    free = {category: -count for category, count in level.items() if count < 0}
-    return _tuple(keep), _tuple(free), _tuple(_lift(_add(top, keep, -1)))
+    keep = {category: min(top.get(category, 0.0), max(0.0, after)) for category, after in level.items()}
+    return _tuple(keep), _tuple(_add(keep, level, -1)), _tuple(_add(top, keep, -1))
 
 
 def _add(level: _Bytes, amounts: _Bytes, sign: int = 1) -> _Bytes:
     return level | {category: level.get(category, 0.0) + sign * count for category, count in amounts.items()}
-
-
-def _lift(over: _Bytes) -> _Bytes:
-    """The same total without negative terms: a category below its start level lends its room to the others."""
-    total, positive = sum(over.values()), {category: count for category, count in over.items() if count > 0}
-    share = max(0.0, total) / sum(positive.values()) if positive else 0.0
-    return {category: count * share for category, count in positive.items()}
 
 
 def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:

@@ -40,7 +40,7 @@ def sharded_gradient_bytes(scenario: Scenario) -> float:
 def master_gradient_bytes(scenario: Scenario) -> float:
     """Bytes a parameter of the fp32 copy of low-precision gradients that the step of a master-weight optimizer makes.
 
-    Megatron ``_copy_model_grads_to_main_grads``, DeepSpeed ``FP16_Optimizer.step``: the 20th byte a parameter, for a moment.
+    Megatron ``_copy_model_grads_to_main_grads``, DeepSpeed ``FP16_Optimizer.step``: 20 bytes a parameter, for a moment.
     """
     copied = scenario.training.optimizer.master_bytes > 0 and sharded_gradient_bytes(scenario) < FP32
     return FP32 if copied else 0.0
@@ -64,7 +64,7 @@ def gradients_appear_late(scenario: Scenario) -> bool:
 def gradients(scenario: Scenario, parameters: float) -> float:
     """Bytes of gradient held all step by a rank with ``parameters`` parameters.
 
-    Accumulation without synchronisation under ZeRO-2/3 keeps the whole gradient between microbatches, and the shard beside.
+    Accumulation without synchronisation under ZeRO-2/3 keeps the whole gradient between microbatches, beside the shard.
     """
     if gradients_appear_late(scenario):
         return 0.0

@@ -16,7 +16,7 @@ K = PieceKind
 
 
 def forward_and_backward(scenario: Scenario, stage: int = 0, backward: PieceKind = K.BACKWARD) -> tuple[Piece, ...]:
-    """Pieces of forward and backward of one microbatch, with gathers, reductions and the optimizer where ZeRO has them."""
+    """Pieces of forward and backward of one microbatch, with ZeRO's gathers and reductions, and the step."""
     recipe = Recipe(scenario, Span(scenario.parallelism.layout.tp, 1, scenario.parallelism.layout.tp))
     passes = [recipe.forward(stage), recipe.backward(stage, backward)]
     if backward is K.INPUT_GRAD:
