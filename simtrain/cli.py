@@ -11,7 +11,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -122,14 +122,15 @@ def run(
     """Simulate one training step and report on it, in the terminal and as files."""
     from simtrain.scenario.files import load
 
-    loaded = load(scenario, specs=tuple(specs or ()), overrides=tuple(override or ()))
+    folders = (*(specs or ()), *(beside for beside in (scenario.parent / "hardware_specs",) if beside.is_dir()))
+    loaded = load(scenario, specs=folders, overrides=tuple(override or ()))
     _report(
         loaded,
         directory=out or Path("reports") / loaded.name,
-        specs=tuple(specs or ()),
+        specs=folders,
         as_json=as_json,
         figures=figures,
-        advice=advice,
+        with_advice=advice,
         strict=strict,
     )
 
@@ -158,10 +159,10 @@ def _report(
     scenario: Scenario,
     *,
     directory: Path,
-    specs: Sequence[Path] = (),
+    specs: tuple[Path, ...] = (),
     as_json: bool = False,
     figures: bool = True,
-    advice: bool = True,
+    with_advice: bool = True,
     strict: bool = False,
 ) -> None:
     """Simulate, write the files, print the report."""
@@ -169,14 +170,12 @@ def _report(
     from simtrain.report.files import write
     from simtrain.report.terminal import render
     from simtrain.scenario.files import resolved_yaml
+    from simtrain.study.advise import advise
 
     _make(directory)
     result = simulate(scenario)
-    summary = dict(result.summary)
-    if advice:
-        from simtrain.study.advise import advise
-
-        summary["advice"] = [asdict(one) for one in advise(scenario, result, specs=specs)]
+    found = advise(scenario, result, specs=specs) if with_advice else ()
+    summary = {**result.summary, "advice": [asdict(one) for one in found]}
     written = write(
         directory,
         summary=summary,
@@ -187,9 +186,9 @@ def _report(
     )
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
+        _say(f"wrote {directory}/")
     else:
-        render(summary, _console())
-    _say(f"wrote {directory}/{{{','.join(path.name for path in written)}}}")
+        render(summary, _console(), written)
     if strict and not summary["fits"]:
         peak, capacity = (format_bytes(summary["memory"][key]) for key in ("peak_bytes", "capacity_bytes"))
         raise DoesNotFit(f"{scenario.name} does not fit: it needs {peak} of {capacity}")
@@ -294,6 +293,7 @@ def _cells(rows: Rows) -> Iterator[dict[str, str]]:
                 whole = cell if isinstance(cell, Mapping) else {"value": cell}
                 source = "; ".join(whole.get("source", ()))
                 note = ", ".join(str(whole[part]) for part in ("region", "date", "note") if part in whole)
+                note = "unverified" + (note and f", {note}") if whole.get("unverified") else note
                 yield {"kind": kind, "name": name, "key": key, "value": _text(whole), "source": source, "note": note}
 
 

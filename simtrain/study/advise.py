@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, permutations
 from pathlib import Path
@@ -41,14 +41,12 @@ class Advice:
     gain: float
     """Share of the step time that it saves, negative where it costs time."""
     fits: bool
-    peak_bytes: float
+    memory_peak_bytes: float
     text: str
     """One sentence for a reader."""
 
 
-def advise(
-    scenario: Scenario, result: Result, limit: int = 3, *, specs: Sequence[Path | str] = ()
-) -> tuple[Advice, ...]:
+def advise(scenario: Scenario, result: Result, limit: int = 3, *, specs: tuple[Path, ...] = ()) -> tuple[Advice, ...]:
     """Simulate single changes to a scenario and return those that help most.
 
     Parameters
@@ -76,7 +74,7 @@ def advise(
 
 
 def fit_changes(
-    scenario: Scenario, result: Result, limit: int = 3, *, specs: Sequence[Path | str] = ()
+    scenario: Scenario, result: Result, limit: int = 3, *, specs: tuple[Path, ...] = ()
 ) -> tuple[Advice, ...]:
     """What would make a scenario fit into memory.
 
@@ -91,14 +89,16 @@ def fit_changes(
     for depth in range(FIT_DEPTH):
         tried = _try_all(scenario, result, made, specs)
         if depth == 0:
-            singles = sorted((a for _, a in tried if a.peak_bytes < best), key=lambda a: (a.peak_bytes, a.change))
+            singles = sorted(
+                (a for _, a in tried if a.memory_peak_bytes < best), key=lambda a: (a.memory_peak_bytes, a.change)
+            )
         fitting = sorted((a for _, a in tried if a.fits), key=lambda a: (a.step_time_s, a.change))
         if fitting:
             return tuple((*fitting[:1], *singles) if depth else fitting)[:limit]
-        made, lowest = min(tried, key=lambda pair: (pair[1].peak_bytes, pair[1].change), default=(made, None))
-        if lowest is None or lowest.peak_bytes >= best:
+        made, lowest = min(tried, key=lambda pair: (pair[1].memory_peak_bytes, pair[1].change), default=(made, None))
+        if lowest is None or lowest.memory_peak_bytes >= best:
             break
-        best, combination = lowest.peak_bytes, (lowest,) if depth else ()
+        best, combination = lowest.memory_peak_bytes, (lowest,) if depth else ()
     return (*combination, *singles)[:limit]
 
 
@@ -193,9 +193,7 @@ def _kernels(scenario: Scenario) -> Iterator[Change]:
                 return
 
 
-def _try_all(
-    scenario: Scenario, result: Result, made: Change, specs: Sequence[Path | str]
-) -> list[tuple[Change, Advice]]:
+def _try_all(scenario: Scenario, result: Result, made: Change, specs: tuple[Path, ...]) -> list[tuple[Change, Advice]]:
     """Every possible candidate on top of the changes already ``made``, simulated."""
     start = _changed(scenario, made, specs) if made else scenario
     if start is None:
@@ -206,7 +204,7 @@ def _try_all(
     return [(change, _advice(change, simulate(changed), result)) for change, changed in islice(cheap, MAX_CANDIDATES)]
 
 
-def _changed(scenario: Scenario, change: Change, specs: Sequence[Path | str]) -> Scenario | None:
+def _changed(scenario: Scenario, change: Change, specs: tuple[Path, ...]) -> Scenario | None:
     """The scenario that ``-o`` with this change gives; ``None`` where there is none.
 
     What the file left open is left open again, so that it follows the change (ZeRO-2 reduces every microbatch, say).
@@ -216,13 +214,14 @@ def _changed(scenario: Scenario, change: Change, specs: Sequence[Path | str]) ->
         section, _, name = key.partition(".")
         if section in ("training", "parallelism"):
             document[section].pop(name, None)
-    for key, value in change.items():
-        section, _, name = key.partition(".")
-        document[section][name] = value
     try:
-        return files.from_mapping(document, specs=specs)
+        return files.from_mapping(document, specs=specs, overrides=_overrides(change))
     except InputError:
         return None
+
+
+def _overrides(change: Change) -> tuple[str, ...]:
+    return tuple(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.items())
 
 
 def _work(scenario: Scenario) -> float:
@@ -236,17 +235,19 @@ def _advice(change: Change, after: Result, before: Result) -> Advice:
     memory = after.summary["memory"]
     fits = bool(after.summary["fits"])
     gain = 1.0 - new / old
-    words = {f"{key}={_literal(value)}": value for key, value in change.items()}
-    what = " ".join(words)
-    short = ", ".join(word for word, value in words.items() if value != "auto")
+    words = _overrides(change)
+    short = ", ".join(word for word in words if not word.endswith("=auto"))
     difference = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
     verdict = "fits" if fits else "does not fit"
     text = (
         f"{short}: {format_time(new)} a step instead of {format_time(old)} ({difference}); {verdict} with a peak of "
         f"{format_bytes(memory['peak_bytes'])} of {format_bytes(memory['capacity_bytes'])}."
     )
-    return Advice(change=what, step_time_s=new, gain=gain, fits=fits, peak_bytes=float(memory["peak_bytes"]), text=text)
-
-
-def _literal(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return Advice(
+        change=" ".join(words),
+        step_time_s=new,
+        gain=gain,
+        fits=fits,
+        memory_peak_bytes=float(memory["peak_bytes"]),
+        text=text,
+    )

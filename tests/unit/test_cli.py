@@ -100,7 +100,7 @@ def test_run_prints_a_report_and_writes_files(
     shown = capsys.readouterr()
     for expected in ("MFU", "tokens/s", "GiB"):
         assert expected in shown.out
-    assert "wrote" in shown.err
+    assert "wrote" in shown.out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"summary.json", "scenario.resolved.yaml", "spans.parquet"} <= names
     assert any(name.endswith(".html") for name in names)
