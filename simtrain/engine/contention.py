@@ -78,28 +78,36 @@ class Contention:
         self._ended = ended
         self._users: list[dict[Activity, float]] = [{} for _ in range(resources)]
         self._holders: list[dict[Activity, float]] = [{} for _ in range(resources)]
+        self._taken = [0.0] * resources
+        """Sum of the shares on each resource, holders included."""
         self._changed: dict[int, None] = {}
 
     def start(self, activity: Activity, seconds: float) -> None:
         """Begin an activity that takes ``seconds`` when alone."""
         activity.remaining = seconds
+        taken = self._taken
         for resource, share in activity.shares.items():
             self._users[resource][activity] = share
+            taken[resource] += share
         for resource, share in activity.holds.items():
             self._holders[resource][activity] = share
+            taken[resource] += share
         self._mark(activity)
-        if not any(resource in self._changed for resource in activity.shares):
+        if not self._changed or not any(resource in self._changed for resource in activity.shares):
             self._proceed(activity, 1.0)
 
     def _crowded(self, resource: int) -> bool:
-        return not fits(sum(self._users[resource].values()) + sum(self._holders[resource].values()))
+        return not fits(self._taken[resource])
 
     def _mark(self, activity: Activity) -> None:
         """Have the oversubscribed resources of one that starts or ends looked at, once, at the end of this instant."""
-        crowded = [r for on in (activity.shares, activity.holds) for r in on if self._crowded(r)]
-        if crowded and not self._changed:
-            Instant(self._env, self._settle)
-        self._changed.update(dict.fromkeys(crowded))
+        taken = self._taken
+        for on in (activity.shares, activity.holds):
+            for resource in on:
+                if taken[resource] > 1.0 and self._crowded(resource):
+                    if not self._changed:
+                        Instant(self._env, self._settle)
+                    self._changed[resource] = None
 
     def _proceed(self, activity: Activity, rate: float) -> None:
         now = self._env.now
@@ -118,10 +126,14 @@ class Contention:
             return
         self._mark(activity)
         for resource in activity.shares:
-            del self._users[resource][activity]
+            self._leave(resource, self._users[resource], activity)
         for resource in activity.holds:
-            del self._holders[resource][activity]
+            self._leave(resource, self._holders[resource], activity)
         self._ended(activity)
+
+    def _leave(self, resource: int, crowd: dict[Activity, float], activity: Activity) -> None:
+        left = self._taken[resource] - crowd.pop(activity)
+        self._taken[resource] = left if self._users[resource] or self._holders[resource] else 0.0
 
     def _settle(self, _: Event) -> None:
         changed, self._changed = self._changed, {}

@@ -2,7 +2,8 @@
 
 Rank r runs on machine ``r // devices_per_machine``. The NICs of a machine are one resource, a pool of capacity 1; a
 group that spans several machines loads the pool of each. When folded, one class stands for many ranks, groups or
-machines, and a load says how many real groups of the class use one real machine at once.
+machines, and a load says how many real groups of the class use one real machine at once. NICs are full duplex: what leaves a machine
+and what enters it are two resources; a collective loads both, a message one at each end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from simtrain.program.folding import GROUP_AXES, LANE, Floats, Ints, base_rank, lockstep, number, over, refine
 from simtrain.scenario.hardware import Cluster
 from simtrain.scenario.layout import Layout
+
+OUT, IN = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class GroupClass:
     members_per_machine: int
     """Largest number of its ranks on one machine."""
     loads: tuple[tuple[int, float], ...] = ()
-    """(index of a resource, how many real groups of this class use one such machine's NICs at once)."""
+    """(resource, how many real groups of this class use that direction of one such machine's NICs at once)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Placement:
     ranks: tuple[RankClass, ...]
     groups: tuple[GroupClass, ...]
     resources: tuple[str, ...]
-    """One NIC pool a class of machines."""
+    """Two a class of machines: its NICs outward (even index), its NICs inward (odd)."""
     machine_counts: tuple[int, ...]
     """Real machines of each class."""
     group_table: Mapping[str, tuple[int, ...]]
@@ -184,14 +187,18 @@ def _place_aligned(
         first = len(groups)
         for party in parties:
             pools = sorted({q // per_box for q in party}) if inside < size else ()
-            groups.append(GroupClass(axis, party, size, size // inside, inside, tuple((p, load) for p in pools)))
+            ports = tuple((2 * pool + way, load) for pool in pools for way in (OUT, IN))
+            groups.append(GroupClass(axis, party, size, size // inside, inside, ports))
         table[axis] = tuple(first + q % len(parties) for q in range(pp))
     load = float(prod(extent for a, extent in extents.items() if a != "pp"))
 
     def pair(axis: str, a: int, b: int) -> int:
-        pools = sorted({a // per_box, b // per_box})
-        loads = tuple((pool, load) for pool in pools) if len(pools) > 1 else ()
-        groups.append(GroupClass(axis, (min(a, b), max(a, b)), 2, len(pools), 3 - len(pools), loads))
+        crosses = a // per_box != b // per_box
+        ports = {2 * (a // per_box) + OUT, 2 * (b // per_box) + IN}
+        if axis != "pp":
+            ports |= {2 * (b // per_box) + OUT, 2 * (a // per_box) + IN}
+        loads = tuple((port, load) for port in sorted(ports)) if crosses else ()
+        groups.append(GroupClass(axis, (min(a, b), max(a, b)), 2, 1 + crosses, 2 - crosses, loads))
         return len(groups) - 1
 
     shared = pair("embedding", 0, pp - 1) if pp > 1 else -1
@@ -208,8 +215,9 @@ def _coordinate(layout: Layout, rank: int) -> tuple[tuple[str, int], ...]:
 
 def _resource_names(heads: Sequence[int], counts: Sequence[int]) -> tuple[str, ...]:
     return tuple(
-        f"NICs of machine {head}" + (f" (and {count - 1} alike)" if count > 1 else "")
+        f"NICs of machine {head} {way}" + (f" (and {count - 1} alike)" if count > 1 else "")
         for head, count in zip(heads, counts, strict=True)
+        for way in ("out", "in")
     )
 
 
@@ -295,11 +303,16 @@ def _classify(family: _Family, site: _Site, groups: list[GroupClass]) -> Ints:
     largest = np.maximum.reduceat(members, np.cumsum(spans) - spans)
     sizes = np.bincount(family.groups)
     # loads, read off the first machine of each class: the partition is equitable, so the others say the same
-    crossing = spans[group] > 1
-    used, load = np.unique(group_class[group[crossing]] * machines + machine[crossing], return_counts=True)
-    user, machine = np.divmod(used, machines)
-    head = site.heads[site.machine_class[machine]] == machine
-    pools = _split(user[head], count, site.machine_class[machine[head]], load[head].astype(np.float64))
+    group, machine = group[spans[group] > 1], machine[spans[group] > 1]
+    if family.axis == "pp":  # its first member sends
+        way = np.where(machine == site.machine[family.ranks[group]], OUT, IN)
+    else:
+        group, machine, way = np.repeat(group, 2), np.repeat(machine, 2), np.tile([OUT, IN], len(machine))
+    used, load = np.unique((group_class[group] * machines + machine) * 2 + way, return_counts=True)
+    user, port = np.divmod(used, 2 * machines)
+    head = site.heads[site.machine_class[port // 2]] == port // 2
+    resource = 2 * site.machine_class[port // 2] + port % 2
+    pools = _split(user[head], count, resource[head], load[head].astype(np.float64))
     sampled = np.isin(family.groups, sample)
     parties = np.unique(group_class[family.groups[sampled]] * classes + site.classes[family.ranks[sampled]])
     party = _split(parties // classes, count, parties % classes)
