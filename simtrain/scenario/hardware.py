@@ -105,6 +105,8 @@ class Link:
     """s a step of a collective, or a point-to-point message."""
     base_latency: float = 0.0
     """s once a collective call (launch, protocol set-up)."""
+    domain: int = 0
+    """Most devices that one such fabric joins; 0 = a network between machines."""
     half_bytes: float = 0.0
     """byte a step at which half of the achieved rate is reached (chunking, protocol switch); 0 = none."""
     nvls_efficiency: float = 0.0

@@ -243,10 +243,11 @@ def _link(row: Row) -> Link:
         base_latency=reader.quantity("base_latency", Dimension.TIME, 0.0),
         half_bytes=reader.quantity("half_bytes", Dimension.DATA, 0.0),
         nvls_efficiency=reader.share("nvls_efficiency", 0.0),
+        domain=reader.count("domain", ("devices",), 0),
     )
     if link.efficiency > 1:
         reader.wrong("efficiency", "a link cannot reach more than its wire rate")
-    reader.done(("domain", "per_link", "axes", "achieved"))
+    reader.done(("per_link", "axes", "achieved"))
     return link
 
 
@@ -276,9 +277,10 @@ def _plain_record(row: Row, record: type[Record]) -> Record:
     return record(**found)
 
 
-@lru_cache(maxsize=32)
 def load_tables(specs: tuple[Path, ...] = ()) -> Tables:
     """The shipped tables with those of other folders on top, the last one strongest.
+
+    Tables are kept, and read again once a file of ``specs`` has changed.
 
     Raises
     ------
@@ -286,18 +288,25 @@ def load_tables(specs: tuple[Path, ...] = ()) -> Tables:
         A folder does not exist or holds a YAML file that is no table. What is wrong inside a row is raised, with
         file, line and column, when the row is asked for.
     """
-    problems = []
+    problems, names = [], [f"{name}.yaml" for name in _FILES]
     for folder in map(Path, specs):
         if not folder.is_dir():
             problems.append(Problem(str(folder), message="is not a folder of hardware rows"))
         for file in listed(folder):
-            if file.removesuffix(".yaml") not in _FILES:
-                names = [f"{name}.yaml" for name in _FILES]
-                message = f"is no table{did_you_mean(file, names) or ' (choose from ' + ', '.join(names) + ')'}"
-                problems.append(Problem(str(folder / file), message=message))
+            if file not in names:
+                hint = did_you_mean(file, names) or f" (choose from {', '.join(names)})"
+                problems.append(Problem(str(folder / file), message=f"is no table{hint}"))
     if problems:
         raise InputError(problems)
-    return Tables((data_dir("hardware_specs"), *map(Path, specs)))
+    stamp = tuple(
+        (str(file), file.stat().st_mtime_ns) for folder in specs for file in sorted(Path(folder).rglob("*.yaml"))
+    )
+    return _load(tuple(map(Path, specs)), stamp)
+
+
+@lru_cache(maxsize=8)
+def _load(specs: tuple[Path, ...], stamp: tuple[tuple[str, int], ...]) -> Tables:
+    return Tables((data_dir("hardware_specs"), *specs))
 
 
 _FILES = (*(kind.value for kind in Kind if kind is not Kind.EFFICIENCIES), "collectives", "reliability", "grid")
