@@ -58,7 +58,7 @@ def gradients_appear_late(scenario: Scenario) -> bool:
     PyTorch's own stacks set gradients to none after each step; with one microbatch the forward then runs without them.
     Megatron and DeepSpeed hold contiguous buffers all step.
     """
-    return scenario.stack.fp32_shards and scenario.microbatches == 1 and scenario.parallelism.layout.pp == 1
+    return scenario.stack.fp32_shards and scenario.microbatches == 1
 
 
 def gradients(scenario: Scenario, parameters: float) -> float:

@@ -14,7 +14,7 @@ from simtrain.cost.memory import fold_pieces, piece_memory, resting
 from simtrain.program.demand import Memory
 from simtrain.program.lowered import Piece, PieceKind
 from simtrain.scenario.hardware import Precision
-from simtrain.scenario.model import Part
+from simtrain.scenario.model import Family, Part
 from simtrain.scenario.scenario import Attention, Optimizer, Recompute, Scenario, Zero
 from tests.factories import TORCH, scenario
 from tests.unit.cost.memory_walk import forward_and_backward, walk
@@ -130,6 +130,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"stack": TORCH, "zero": Zero.NONE, "dp": 4, "microbatches": 1},
     {"stack": TORCH, "zero": Zero.OPTIMIZER, "dp": 4, "microbatches": 1},
     {"stack": TORCH, "zero": Zero.PARAMETERS, "dp": 1, "microbatches": 1},
+    {"family": Family.BERT, "encoder_layers": 8, "token_types": 2},
+    {"family": Family.T5, "encoder_layers": 4, "zero": Zero.PARAMETERS, "dp": 4, "recompute": Recompute.SELECTIVE},
+    {"family": Family.T5, "encoder_layers": 4, "recompute": Recompute.FULL},
 ]
 
 
