@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simtrain.program.folding import refine
-from simtrain.program.placement import Placement, _extents, _place_any, place
+from simtrain.program.placement import IN, OUT, Placement, _extents, _place_any, place
 from simtrain.scenario.layout import AXES, Layout
 from tests.unit.program.clusters import cluster
 
@@ -63,7 +63,8 @@ def check(placement: Placement, layout: Layout, per_machine: int) -> None:
         assert len(members) == rank.multiplicity
         assert {layout.coordinate(member)["pp"] for member in members} == {dict(rank.coordinate)["pp"]}
 
-    using: Counter[tuple[int, int]] = Counter()  # (group class, machine) -> real groups of the class that cross there
+    # (group class, machine, way) -> real groups of the class that cross there
+    using: Counter[tuple[int, int, int]] = Counter()
     for axis, groups in real_groups(layout).items():
         for ranks in groups:
             (index,) = class_of_group(placement, axis, ranks)
@@ -75,26 +76,29 @@ def check(placement: Placement, layout: Layout, per_machine: int) -> None:
                 len(spread),
                 max(spread.values()),
             )
-            using.update((index, where) for where in spread if len(spread) > 1)
+            one_way = axis.startswith("pp")
+            ways = {machine[ranks[0]]: (OUT,), machine[ranks[-1]]: (IN,)} if one_way else dict.fromkeys(spread, (OUT, IN))
+            using.update((index, where, way) for where in spread if len(spread) > 1 for way in ways[where])
 
     # machines of one class hold the same ranks and carry the same loads, which are those of the group classes
     holds: dict[int, Counter[int]] = defaultdict(Counter)
-    carries: dict[int, Counter[int]] = defaultdict(Counter)
+    carries: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
     for where, of_class in zip(machine, classes, strict=True):
         holds[where][of_class] += 1
-    for (index, where), count in using.items():
-        carries[where][index] = count
+    for (index, where, way), count in using.items():
+        carries[where][index, way] = count
     machines = Counter((frozenset(holds[where].items()), frozenset(carries[where].items())) for where in set(machine))
     assert sorted(machines.values()) == sorted(placement.machine_counts)
-    stated: dict[int, dict[int, int]] = defaultdict(dict)
+    stated: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
     for index, group in enumerate(placement.groups):
-        for pool, load in group.loads:
-            stated[pool][index] = int(load)
+        for port, load in group.loads:
+            stated[port // 2][index, port % 2] = int(load)
     for pool, count in enumerate(placement.machine_counts):
         alike = sum(n for (_, carried), n in machines.items() if dict(carried) == stated[pool])
         assert alike >= count
     # conservation: what the classes load in all is what the real groups load in all
-    loaded = sum(load * placement.machine_counts[pool] for group in placement.groups for pool, load in group.loads)
+    counts = placement.machine_counts
+    loaded = sum(load * counts[port // 2] for group in placement.groups for port, load in group.loads)
     assert loaded == sum(using.values())
 
 

@@ -14,20 +14,25 @@ def lie(placement: Placement, axis: str, index: int = 0) -> tuple[int, int, int,
     return group.size, group.machines, group.members_per_machine, group.loads
 
 
+def both(*loads: tuple[int, float]) -> tuple[tuple[int, float], ...]:
+    """Loads of machine classes, outward and inward."""
+    return tuple((2 * machine + way, load) for machine, load in loads for way in (0, 1))
+
+
 def test_gpt3_on_1024_devices_by_hand() -> None:
     # machine = one tensor group; a data group has a rank on 16 machines, and its 8 tensor siblings share each of them
     placement = place(Layout(tp=8, dp=16, pp=8), cluster(1024, 8))
     assert [rank.multiplicity for rank in placement.ranks] == [128] * 8
     assert placement.machine_counts == (16,) * 8
     assert lie(placement, "tp", 3) == (8, 1, 8, ())
-    assert lie(placement, "dp", 3) == (16, 16, 1, ((3, 8.0),))
+    assert lie(placement, "dp", 3) == (16, 16, 1, both((3, 8.0)))
     assert lie(placement, "cp", 3) == (1, 1, 1, ())
-    assert lie(placement, "model") == (64, 8, 8, tuple((q, 1.0) for q in range(8)))
-    assert lie(placement, "embedding") == (2, 2, 1, ((0, 8.0), (7, 8.0)))
+    assert lie(placement, "model") == (64, 8, 8, both(*((q, 1.0) for q in range(8))))
+    assert lie(placement, "embedding") == (2, 2, 1, both((0, 8.0), (7, 8.0)))
     assert placement.group("embedding", 3) == -1
-    assert placement.groups[placement.channel(2, 3)] == GroupClass("pp", (2, 3), 2, 2, 1, ((2, 8.0), (3, 8.0)))
+    assert placement.groups[placement.channel(2, 3)] == GroupClass("pp", (2, 3), 2, 2, 1, ((4, 8.0), (7, 8.0)))
     assert placement.channel(2, 3) != placement.channel(3, 2)
-    assert placement.resources[3] == "NICs of machine 48 (and 15 alike)"
+    assert placement.resources[7] == "NICs of machine 48 in (and 15 alike)"
 
 
 def test_sixteen_times_the_devices_are_the_same_classes() -> None:
@@ -47,22 +52,22 @@ def test_uneven_tensor_groups_by_hand() -> None:
         [r, r + 1, 22 - r, 23 - r] for r in (0, 2, 4, 6, 8, 10)
     ]
     assert lie(placement, "tp", 0) == (6, 1, 6, ())
-    assert lie(placement, "tp", 3) == (6, 2, 4, ((0, 1.0), (1, 2.0)))
+    assert lie(placement, "tp", 3) == (6, 2, 4, both((0, 1.0), (1, 2.0)))
     assert placement.groups[placement.group("tp", 3)].parties == (3, 4, 5)
-    assert lie(placement, "dp", 0) == (4, 3, 2, ((0, 4.0), (1, 4.0)))
-    assert lie(placement, "dp", 1) == (4, 3, 2, ((0, 2.0), (1, 2.0)))
+    assert lie(placement, "dp", 0) == (4, 3, 2, both((0, 4.0), (1, 4.0)))
+    assert lie(placement, "dp", 1) == (4, 3, 2, both((0, 2.0), (1, 2.0)))
 
 
 def test_context_parallel_ranks_reduce_gradients_too() -> None:
     placement = place(Layout(tp=2, cp=2, dp=4), cluster(16, 8))
     assert lie(placement, "cp") == (2, 1, 2, ())
-    assert lie(placement, "dp") == (8, 2, 4, ((0, 2.0),))
+    assert lie(placement, "dp") == (8, 2, 4, both((0, 2.0)))
 
 
 def test_pipeline_inside_a_machine_loads_no_nic() -> None:
     placement = place(Layout(tp=2, pp=4, dp=4, order=("tp", "pp", "cp", "dp")), cluster(32, 8))
     assert placement.groups[placement.channel(0, 1)].loads == ()
-    assert lie(placement, "dp", 2) == (4, 4, 1, ((0, 2.0),))
+    assert lie(placement, "dp", 2) == (4, 4, 1, both((0, 2.0)))
     assert placement.machine_counts == (4,)
 
 
@@ -70,15 +75,15 @@ def test_last_machine_part_filled() -> None:
     placement = place(Layout(dp=10), cluster(10, 8))
     assert placement.machine_counts == (1, 1)
     assert [rank.multiplicity for rank in placement.ranks] == [8, 2]
-    assert lie(placement, "dp") == (10, 2, 8, ((0, 1.0), (1, 1.0)))
+    assert lie(placement, "dp") == (10, 2, 8, both((0, 1.0), (1, 1.0)))
 
 
 def test_unfolded_keeps_everything_apart() -> None:
     placement = place(Layout(tp=2, dp=4, pp=2), cluster(16, 4), fold=False)
     assert [rank.rank for rank in placement.ranks] == list(range(16))
-    assert placement.resources == tuple(f"NICs of machine {m}" for m in range(4))
+    assert placement.resources == tuple(f"NICs of machine {m} {way}" for m in range(4) for way in ("out", "in"))
     assert placement.groups[placement.group("dp", 1)].parties == (1, 3, 5, 7)
-    assert placement.groups[placement.group("dp", 1)].loads == ((0, 1.0), (1, 1.0))
+    assert placement.groups[placement.group("dp", 1)].loads == both((0, 1.0), (1, 1.0))
     assert placement.groups[placement.channel(1, 1)].parties == (1, 9)
 
 
