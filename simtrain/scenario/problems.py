@@ -108,7 +108,7 @@ def _message(item: Any) -> str:
         return f"must be a list, not {got}"
     bound = {"greater_than": "above", "greater_than_equal": "at least", "less_than_equal": "at most"}.get(kind)
     if bound:
-        return f"must be {bound} {next(iter(context.values()))}, not {got}"
+        return f"must be {bound} {next(iter(context.values())):.15g}, not {got}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         return f"must be {context['expected']}, not {got}{did_you_mean(str(item['input'])[:100], choices)}"

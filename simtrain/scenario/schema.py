@@ -54,11 +54,10 @@ class Count(GroupedMetadata):
         yield BeforeValidator(_auto, json_schema_input_type=form)
 
 
-def _section(key: str) -> BeforeValidator:
+def _section(key: str, spec: type[BaseModel]) -> BeforeValidator:
     """Let plain text stand for a mapping with one key: ``model: gpt2-xl``."""
-    return BeforeValidator(
-        lambda value: {key: value} if isinstance(value, str) else value, json_schema_input_type=str | dict[str, Any]
-    )
+    form: Any = str | spec
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value, json_schema_input_type=form)
 
 
 MAX_DEVICES = 2_000_000
@@ -99,7 +98,7 @@ class JitterSpec(Section):
     sigma: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-Network = Annotated[NetworkSpec | None, BeforeValidator(_auto), _section("row")]
+Network = Annotated[NetworkSpec | None, BeforeValidator(_auto), _section("row", NetworkSpec)]
 
 
 class ClusterSpec(Section):
@@ -247,7 +246,7 @@ class ScenarioFile(Section):
     stack: Name = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     cluster: ClusterSpec = ClusterSpec()
-    model: Annotated[ModelSpec, _section("preset")] = ModelSpec()
+    model: Annotated[ModelSpec, _section("preset", ModelSpec)] = ModelSpec()
     training: TrainingSpec = TrainingSpec()
     parallelism: ParallelismSpec = ParallelismSpec()
     input: Any = None
