@@ -33,6 +33,8 @@ STACK = (
 )
 """Bottom to top: what rests below what moves."""
 _MOST_BARS = 32
+_FAR = 0.4
+"""Below this share of the capacity the picture shows what is used, and the capacity is out of it."""
 
 
 def memory_curve(
@@ -87,8 +89,10 @@ def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float, nee
             axes.fill_between(times, below, above, step="post", color=MEMORY_COLOUR[category], linewidth=0)
             below = above
     at, peak, _ = profile.peak(index)
-    limit = max(profile.capacity, needed) / GIB * 1.12
-    _line(axes, profile.capacity, f"capacity {format_bytes(profile.capacity)}", OVER)
+    far = needed < _FAR * profile.capacity
+    limit = needed * 1.3 / GIB if far else max(profile.capacity, needed) / GIB * 1.12
+    said = f"capacity {format_bytes(profile.capacity)}" + (", above" if far else "")
+    _line(axes, limit * GIB * 0.93 if far else profile.capacity, said, OVER, dashes=not far)
     if needed > peak:
         _line(axes, needed, f"with the allocator's reserve {format_bytes(needed)}", MUTED)
     right = at > 0.7 * step_time
@@ -110,8 +114,9 @@ def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float, nee
     _plain(axes)
 
 
-def _line(axes: Axes, level: float, said: str, colour: str) -> None:
-    axes.axhline(level / GIB, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+def _line(axes: Axes, level: float, said: str, colour: str, *, dashes: bool = True) -> None:
+    if dashes:
+        axes.axhline(level / GIB, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
     axes.text(0.995, level / GIB, said, fontsize=8.5, color=colour, **place)
 
@@ -129,12 +134,14 @@ def _peaks(axes: Axes, profile: MemoryProfile, names: Sequence[str], needed: Seq
         left += width
     total = np.array([needed[index] for index in shown]) / GIB
     axes.barh(rows, total - left, left=left, height=0.78, color=MEMORY_COLOUR[Memory.RESERVE], linewidth=0)
-    axes.axvline(profile.capacity / GIB, color=OVER, linewidth=1.2, linestyle=(0, (5, 3)))
+    far = max(needed) < _FAR * profile.capacity
+    if not far:
+        axes.axvline(profile.capacity / GIB, color=OVER, linewidth=1.2, linestyle=(0, (5, 3)))
     size = 8.5 if len(shown) <= 16 else 6.0
     for row, end in zip(rows.tolist(), total.tolist(), strict=True):
-        axes.text(end, row, f" {end:.1f}", fontsize=size, color=INK, va="center", ha="left")
+        axes.text(end, row, f" {end:.3g}", fontsize=size, color=INK, va="center", ha="left")
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, max(profile.capacity / GIB, total.max() * 1.18) * 1.04)
+    axes.set_xlim(0, max(0.0 if far else profile.capacity / GIB, total.max() * 1.2) * 1.04)
     axes.set_xlabel("peak in GiB", fontsize=9, color=INK)
     axes.set_title("peak by rank", fontsize=9.5, color=MUTED, loc="left", pad=6)
     _plain(axes)

@@ -34,6 +34,8 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 14.0, 1.75, 0.2, 0.78, 0.55
 """Inches: the figure's width and its margins."""
 _SMALLEST = 4.5
 """Points: no text is smaller."""
+_VISIBLE = 5e-4
+"""Share of the time drawn from which on a colour is in the legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,14 @@ def rank_labels(trace: Trace) -> list[tuple[str, str]]:
     ranks, lowered = trace.lowered.ranks, trace.lowered
     order = sorted(ranks, key=lambda rank: rank.rank)
     contiguous = all(b.rank - a.rank == a.multiplicity for a, b in pairwise(order))
-    stages = [{lowered.works[task.work].stage for task in one.tasks if task.microbatch >= 0} for one in lowered.lists]
+    stages = [
+        {
+            lowered.works[task.work].stage
+            for task in one.tasks
+            if task.microbatch >= 0 and one.streams[task.stream] is Stream.COMPUTE
+        }
+        for one in lowered.lists
+    ]
     return [rank_label(rank, stages[rank.tasks], contiguous) for rank in ranks]
 
 
@@ -203,6 +212,7 @@ def _boxes(axes: Axes, trace: Trace, columns: Columns, rows: _Rows) -> set[Band]
             before = edge[on, index] - shares[on, index] * rows.compute_height
             corners = _rectangles(trace.start[ids[on]], trace.end[ids[on]], top[on] + before, top[on] + edge[on, index])
             _add(axes, corners, _pale(band, shade), edgecolors="none", zorder=2)
+        if busy @ shares[:, index] > _VISIBLE * busy.sum():
             used.add(band)
     outline = _rectangles(trace.start[ids], trace.end[ids], top, top + rows.compute_height)
     wide = busy > trace.step_time / 500
@@ -213,9 +223,10 @@ def _boxes(axes: Axes, trace: Trace, columns: Columns, rows: _Rows) -> set[Band]
 def _chunk(trace: Trace, columns: Columns) -> NDArray[np.float64]:
     """How pale each span is drawn: 0 for a rank's first model chunk to 0.45 for its last (interleaved schedules)."""
     stage = np.array([work.stage for work in trace.lowered.works], dtype=np.int64)[columns.work]
+    passes = (columns.microbatch >= 0) & (columns.stream == COMPUTE_STREAM)
     pale = np.zeros(len(stage))
     for index in range(len(trace.lowered.ranks)):
-        mine = np.flatnonzero((trace.sim_rank == index) & (columns.microbatch >= 0))
+        mine = np.flatnonzero((trace.sim_rank == index) & passes)
         chunks, order = np.unique(stage[mine], return_inverse=True)
         if len(chunks) > 1:
             pale[mine] = 0.45 * order / (len(chunks) - 1)
@@ -266,7 +277,7 @@ def _labels(axes: Axes, trace: Trace, columns: Columns, rows: _Rows, *, points: 
     start, end = trace.start[ids[first]], trace.end[ids[last]]
     width = (end - start) * points
     flat = width / (0.62 * len(str(keys[:, 1].max())) + 0.4)
-    upright = flat >= min(size, 6.0)
+    upright = flat >= min(size, 5.0)
     sizes = np.minimum(size, np.where(upright, flat, width / 0.9))
     shares = _shares(trace)
     for at in np.flatnonzero(sizes >= _SMALLEST).tolist():
@@ -276,7 +287,7 @@ def _labels(axes: Axes, trace: Trace, columns: Columns, rows: _Rows, *, points: 
         colour = INK if BANDS[band] in LIGHT else "white"
         x = (start[at] + end[at]) / 2
         turn = 0 if upright[at] else 90
-        style = {"fontsize": sizes[at], "color": colour, "ha": "center", "va": "center", "rotation": turn}
+        style = {"fontsize": sizes[at], "color": colour, "ha": "center", "va": "center", "rotation": turn, "zorder": 5}
         axes.text(x, middle, str(microbatch), **style)
 
 

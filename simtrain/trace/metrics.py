@@ -7,7 +7,7 @@ flight it is *exposed communication*, otherwise the rank waited for another one:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,6 @@ class Columns:
     lane: NDArray[np.int64]
     """Index of the stream in its rank's list."""
     microbatch: NDArray[np.int64]
-    slot: NDArray[np.int64]
 
     @staticmethod
     def of(trace: Trace) -> Columns:
@@ -65,15 +64,14 @@ class Columns:
         offsets = np.cumsum([0, *(len(one.tasks) for one in lists)])
         rows = np.array(
             [
-                (task.work, STREAMS.index(one.streams[task.stream]), task.stream, task.microbatch, task.slot)
+                (task.work, STREAMS.index(one.streams[task.stream]), task.stream, task.microbatch)
                 for one in lists
                 for task in one.tasks
             ],
             dtype=np.int64,
-        ).reshape(-1, 5)
+        ).reshape(-1, 4)
         of_rank = np.array([rank.tasks for rank in trace.lowered.ranks], dtype=np.int64)
-        picked = rows[offsets[of_rank[trace.sim_rank]] + trace.task]
-        return Columns(*picked.T)
+        return Columns(*rows[offsets[of_rank[trace.sim_rank]] + trace.task].T)
 
 
 def time_split(trace: Trace, rank_index: int | None = None) -> dict[TimeKind, float]:
@@ -226,7 +224,10 @@ def gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[n
     """Explain every gap of every compute stream: seconds exposed by span, seconds of bubble by simulated rank.
 
     All gaps walk back along ``released_by`` together, so the cost is that of the longest chain, not of their number.
+    Where the chain goes through a communication of another rank and one of the waiting rank ended at the same instant
+    (its share of the same collective, say), the latter counts: ranks that are alike get alike splits however ties fell.
     """
+    own_instead = _own_ends(trace, columns)
     rank, lower, upper, cursor = _gap_bounds(trace, columns)
     exposed, bubble = np.zeros(len(trace.end)), np.zeros(len(trace.lowered.ranks))
     for _ in range(len(trace.end) + 1):
@@ -234,6 +235,7 @@ def gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[n
         rank, lower, upper, cursor = rank[open_], lower[open_], upper[open_], cursor[open_]
         if not len(rank):
             break
+        cursor = own_instead(cursor, rank)
         known = cursor >= 0
         start = np.where(known, trace.start[cursor], lower)
         end = np.where(known, trace.end[cursor], lower)
@@ -245,6 +247,30 @@ def gaps(trace: Trace, columns: Columns) -> tuple[NDArray[np.float64], NDArray[n
         bubble += np.bincount(rank, weights=waited, minlength=len(bubble))
         upper, cursor = since, np.where(known, trace.released_by[cursor], -1)
     return exposed, bubble
+
+
+_Ids = NDArray[np.int64]
+
+
+def _own_ends(trace: Trace, columns: Columns) -> Callable[[_Ids, _Ids], _Ids]:
+    """Function (spans, ranks) -> spans: a rank's own communication in place of another's that ended that instant."""
+    communicates = columns.stream != COMPUTE_STREAM
+    ids = np.flatnonzero(communicates & (trace.end > trace.start))
+    if not len(ids):
+        return lambda spans, ranks: spans
+    instants, instant = np.unique(trace.end, return_inverse=True)
+    codes = trace.sim_rank[ids].astype(np.int64) * len(instants) + instant[ids]
+    order = np.argsort(codes, kind="stable")
+    codes, ids = codes[order], ids[order]
+
+    def own(spans: _Ids, ranks: _Ids) -> _Ids:
+        wanted = ranks * len(instants) + instant[spans]
+        at = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
+        foreign = (spans >= 0) & communicates[spans] & (trace.sim_rank[spans] != ranks)
+        found: _Ids = np.where(foreign & (codes[at] == wanted), ids[at], spans)
+        return found
+
+    return own
 
 
 def _gap_bounds(trace: Trace, columns: Columns) -> tuple[NDArray[Any], ...]:
@@ -260,7 +286,7 @@ def _gap_bounds(trace: Trace, columns: Columns) -> tuple[NDArray[Any], ...]:
     by_end = np.argsort(trace.end, kind="stable")
     last[trace.sim_rank[by_end]] = by_end
     return (
-        np.concatenate([owner, ranks]),
+        np.concatenate([owner, ranks]).astype(np.int64),
         np.concatenate([before, done]),
         np.concatenate([trace.start[ids], np.full(len(ranks), trace.step_time)]),
         np.concatenate([trace.released_by[ids], last]),

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from simtrain.program.demand import Demand, TimeKind
-from simtrain.program.lowered import Piece, PieceKind, Span, Stream, Task, TaskList, Work
+from simtrain.program.lowered import Group, Piece, PieceKind, Span, Stream, Task, TaskList, Work
 from simtrain.scenario.model import Part
+from simtrain.scenario.scenario import Zero
+from simtrain.simulate import simulate
 from simtrain.trace import metrics
 from simtrain.trace.communication import communication_table
 from simtrain.trace.spans import Trace
+from tests.factories import TORCH, scenario
 from tests.unit.report.pipelines import job, pipeline, simple, trace
 
 K = PieceKind
@@ -69,6 +72,19 @@ def test_queue_of_two_buckets_is_followed_back():
     (row,) = communication_table(one, inside="NVLink3", between="HDR")
     assert (row["calls"], row["bytes"], row["seconds"], row["exposed_seconds"]) == (2.0, 12.0, 3.0, 3.0)
     assert (row["group_size"], row["machines"], row["network"]) == (4, 1, "NVLink3")
+
+
+def test_joint_activity_counts_for_every_party():
+    """Both ranks wait for one reduction, yet the optimizer of rank 1 names rank 0's span of it as what released it."""
+    group = Group("dp", (0, 1), 2, 1, 2)
+    tasks = TaskList((Task(0, 0, 0), Task(1, 1, -1, (0,), 0), Task(0, 0, 1, (1,))), (Stream.COMPUTE, Stream.REDUCE))
+    lowered = job((tasks, tasks), (COMPUTE, BUCKET), (group,), ((0,), (0,)))
+    first = [(0, 0, 0.0, 2.0, -1), (1, 0, 0.0, 1.0, -1), (0, 1, 2.0, 5.0, 0), (1, 1, 2.0, 5.0, 0)]
+    one = trace(
+        lowered, (simple(1.0), simple(3.0, TimeKind.DP_REDUCE)), [*first, (0, 2, 5.0, 6.0, 2), (1, 2, 5.0, 6.0, 2)]
+    )
+    split = metrics.time_split(one, 1)
+    assert nonzero(split) == {TimeKind.COMPUTE: 2.0, TimeKind.DP_REDUCE: 3.0, TimeKind.BUBBLE: 1.0}
 
 
 def test_slowdown_counts_with_its_kind_and_the_rest_is_contention():
@@ -169,3 +185,25 @@ def test_exposed_communication_of_table_and_split_agree():
         {"tp": split[TimeKind.TP], "dp": split[TimeKind.DP_REDUCE], "pp": split[TimeKind.PP]}, rel=1e-12
     )
     assert split[TimeKind.CONTENTION] == 0.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pp": 2, "dp": 4, "tp": 2, "microbatches": 4},
+        {"dp": 4, "zero": Zero.PARAMETERS, "stack": TORCH, "microbatches": 2},
+        {"pp": 2, "virtual_stages": 2, "dp": 2, "microbatches": 4},
+    ],
+)
+def test_folded_and_unfolded_ranks_give_the_same_split_and_table(changes):
+    """Simulated for real: unfolded peers end together, and ties must not decide what is exposed and what is bubble."""
+    folded, unfolded = (simulate(scenario(**changes), fold=fold).spans for fold in (True, False))
+    assert len(unfolded.lowered.ranks) > len(folded.lowered.ranks)
+    expected = metrics.time_split(folded)
+    assert metrics.time_split(unfolded) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    for one, other in zip(communication_table(folded), communication_table(unfolded), strict=True):
+        assert [one[key] for key in ("axis", "kind", "machines")] == [
+            other[key] for key in ("axis", "kind", "machines")
+        ]
+        for key in ("calls", "bytes", "seconds", "exposed_seconds"):
+            assert one[key] == pytest.approx(other[key], rel=1e-9, abs=1e-12)
