@@ -11,7 +11,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ from simtrain.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from simtrain.program.actions import Program
     from simtrain.scenario.scenario import Scenario
@@ -41,13 +42,17 @@ app.add_typer(export, name="export", epilog="Example: simtrain export schema > s
 
 DEMO = "scenarios/llm/llama3-8b-fsdp-8xh100.yaml"
 LISTED = {
-    "accelerators": ("vendor", "architecture", "bf16", "fp16", "fp32", "memory", "memory_bandwidth", "scale_up"),
+    "accelerators": ("bf16", "fp16", "fp8", "memory", "memory_bandwidth", "scale_up"),
     "networks": ("bandwidth", "efficiency", "latency"),
     "machines": ("accelerator", "devices", "scale_up", "network", "nics", "cores", "ram"),
+    "storage": ("title", "capacity", "read_bandwidth"),
+    "prices": ("on_demand", "spot"),
+    "stacks": ("attention", "overlap_grad_reduce", "grad_bytes", "bucket_bytes"),
+    "optimizers": ("state_bytes", "master_bytes", "read_write_bytes"),
 }
-"""Kinds of hardware rows that ``simtrain hardware`` lists, and the fields that fit on a line."""
+"""Tables that ``simtrain hardware`` lists, and the fields that fit on a line."""
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Kind -> name -> field -> ``{value, source, note, ...}``."""
+"""Table -> name -> field -> ``{value, source: [..], note, ...}``."""
 
 
 class Format(StrEnum):
@@ -211,16 +216,18 @@ def hardware(
     form: Listing = Format.TABLE,
     specs: Specs = None,
 ) -> None:
-    """List accelerators, networks and machines, or show one of them."""
+    """List accelerators, networks, machines, prices, software stacks and optimizers, or show one of them."""
     from simtrain.scenario.tables import load_tables
 
     tables = load_tables(tuple(specs or ()))
-    rows = {kind: {row: tables.raw(kind, row) for row in getattr(tables, kind)} for kind in LISTED}
+    kinds = LISTED if name is None else (*LISTED, "efficiencies")
+    wanted = {kind: list(getattr(tables, kind)) for kind in kinds}
     if name is not None:
-        known = [row for table in rows.values() for row in table]
-        if name not in known:
+        known = [row for names in wanted.values() for row in names]
+        wanted = {kind: [row] for kind in kinds if (row := getattr(tables, kind).resolve(name))}
+        if not wanted:
             raise InputError(f"unknown hardware {name!r}{did_you_mean(name, known)}; see: simtrain hardware")
-        rows = {kind: {name: table[name]} for kind, table in rows.items() if name in table}
+    rows = {kind: {row: tables.raw(kind, row) for row in names} for kind, names in wanted.items()}
     if form in (Format.JSON, Format.YAML):
         _data(rows, form)
     elif form is Format.CSV:
@@ -280,61 +287,76 @@ def _data(data: object, form: Format) -> None:
     if form is Format.JSON:
         typer.echo(json.dumps(data, indent=2, default=str))
     else:
-        from simtrain.scenario.yamltext import dump
+        from simtrain.scenario.files import dump
 
         typer.echo(dump(data), nl=False)
 
 
-def _cells(rows: Rows) -> Iterator[dict[str, str]]:
-    """Every number of every row, with where it comes from."""
-    for kind, table in rows.items():
-        for name, row in table.items():
-            for key, cell in row.items():
-                whole = cell if isinstance(cell, Mapping) else {"value": cell}
-                source = "; ".join(whole.get("source", ()))
-                note = ", ".join(str(whole[part]) for part in ("region", "date", "note") if part in whole)
-                note = "unverified" + (note and f", {note}") if whole.get("unverified") else note
-                yield {"kind": kind, "name": name, "key": key, "value": _text(whole), "source": source, "note": note}
+def _text(cell: Mapping[str, Any]) -> str:
+    """What one field says, on a line; long measured tables by their length."""
+    value = cell.get("value", "")
+    if not isinstance(value, list):
+        return str(value)
+    plain = not any(isinstance(item, list | dict) for item in value)
+    return ", ".join(map(str, value)) if plain else f"{len(value)} rows (-f json shows them)"
 
 
-def _text(cell: object) -> str:
-    value = cell.get("value", "") if isinstance(cell, Mapping) else cell
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _note(cell: Mapping[str, Any]) -> str:
+    return ", ".join(str(cell[part]) for part in ("region", "date", "note") if part in cell)
 
 
 def _csv(rows: Rows) -> None:
+    """One line a number, so that tables with different fields fit into one file."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["kind", "name", "key", "value", "source", "note"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_cells(rows))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("table", "name", "key", "value", "source", "note"))
+    for kind, named in rows.items():
+        for name, row in named.items():
+            for key, cell in row.items():
+                value = cell.get("value", "")
+                plain = json.dumps(value) if isinstance(value, list | dict) else value
+                writer.writerow((kind, name, key, plain, "; ".join(cell.get("source", ())), _note(cell)))
     typer.echo(text.getvalue(), nl=False)
 
 
 def _overview(rows: Rows) -> None:
-    from rich.table import Table
-
     for kind, fields in LISTED.items():
-        table = Table("name", *(field.replace("_", " ") for field in fields), title=kind, title_justify="left")
+        table = _table(kind, "name", *(field.replace("_", " ") for field in fields))
         for name, row in rows[kind].items():
-            table.add_row(name, *(_text(row.get(field, "")) for field in fields))
+            table.add_row(name, *(_text(row.get(field, {})) for field in fields))
         _console().print(table)
 
 
 def _details(rows: Rows) -> None:
-    from rich.table import Table
-
+    """The row with numbers for its sources, and the sources below."""
     for kind, named in rows.items():
-        table = Table("key", "value", "source", "note", title=f"{next(iter(named))} ({kind})", title_justify="left")
-        for cell in _cells({kind: named}):
-            table.add_row(cell["key"], cell["value"], cell["source"], cell["note"])
-        _console().print(table)
+        for name, row in named.items():
+            numbers: dict[str, int] = {}
+            table = _table(f"{name} ({kind})", "key", "value", "source", "note")
+            for key, cell in row.items():
+                cited = [numbers.setdefault(source, len(numbers) + 1) for source in cell.get("source", ())]
+                table.add_row(key, _text(cell), " ".join(f"[{one}]" for one in cited), _note(cell))
+            _console().print(table)
+            for source, number in numbers.items():
+                _console().print(f"[{number}] {source}", markup=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def _console() -> Console:
-    """Standard output; as wide as it takes where no terminal sets the width."""
+    """Standard output; wide where no terminal sets the width."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
 def _say(text: str) -> None:

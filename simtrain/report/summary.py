@@ -64,7 +64,6 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "simulated_ranks": len(trace.lowered.ranks),
         "tasks": len(trace.end),
         "warnings": _warnings(scenario, memory),
-        "defaults": list(scenario.defaults),
     }
 
 

@@ -80,10 +80,15 @@ def json_schema() -> dict[str, Any]:
 
 def resolved_yaml(scenario: Scenario) -> str:
     """The filled-in file of a scenario; loading it with the same tables gives an equal scenario."""
-    text = yaml.dump(dict(scenario.document), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    text = dump(dict(scenario.document))
     cluster = scenario.cluster
     network = f" (network between machines: {cluster.network_name})" if cluster.network_is_default else ""
     return f"# Everything this run depends on, beside the hardware rows it names{network}.\n{text}"
+
+
+def dump(data: object) -> str:
+    """Plain data as YAML that YAML 1.1 and 1.2 readers take alike; keys in their order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 _SAFE = {ord(c): "x" for c in "-._"}

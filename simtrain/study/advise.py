@@ -23,8 +23,10 @@ Change = Mapping[str, Any]
 """Dotted key of the scenario file -> new value; more than one where they only make sense together (tp x pp x dp)."""
 
 MAX_CANDIDATES = 20
-MAX_WORK = 5.0
-"""Candidates that would take the engine longer than this many times the original are left out."""
+MAX_WORK = 2.5
+"""Candidates that would take the engine longer than this many times the original are left out ..."""
+SMALL_WORK = 2000.0
+"""... unless they are small anyway (in units of ``_work``)."""
 NEGLIGIBLE = 1e-3
 """Share of the step time below which a gain is not worth a line."""
 FIT_DEPTH = 3
@@ -41,7 +43,7 @@ class Advice:
     gain: float
     """Share of the step time that it saves, negative where it costs time."""
     fits: bool
-    memory_peak_bytes: float
+    peak_bytes: float
     text: str
     """One sentence for a reader."""
 
@@ -89,16 +91,14 @@ def fit_changes(
     for depth in range(FIT_DEPTH):
         tried = _try_all(scenario, result, made, specs)
         if depth == 0:
-            singles = sorted(
-                (a for _, a in tried if a.memory_peak_bytes < best), key=lambda a: (a.memory_peak_bytes, a.change)
-            )
+            singles = sorted((a for _, a in tried if a.peak_bytes < best), key=lambda a: (a.peak_bytes, a.change))
         fitting = sorted((a for _, a in tried if a.fits), key=lambda a: (a.step_time_s, a.change))
         if fitting:
             return tuple((*fitting[:1], *singles) if depth else fitting)[:limit]
-        made, lowest = min(tried, key=lambda pair: (pair[1].memory_peak_bytes, pair[1].change), default=(made, None))
-        if lowest is None or lowest.memory_peak_bytes >= best:
+        made, lowest = min(tried, key=lambda pair: (pair[1].peak_bytes, pair[1].change), default=(made, None))
+        if lowest is None or lowest.peak_bytes >= best:
             break
-        best, combination = lowest.memory_peak_bytes, (lowest,) if depth else ()
+        best, combination = lowest.peak_bytes, (lowest,) if depth else ()
     return (*combination, *singles)[:limit]
 
 
@@ -154,15 +154,17 @@ def _schedules(scenario: Scenario) -> Iterator[Change]:
             yield {"parallelism.schedule": "1f1b"}
         chunks = [2, 4]
     else:
-        yield {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1, "parallelism.stage_layers": "auto"}
+        yield {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1, **_even_stages(scenario)}
         chunks = [2 * plan.virtual_stages, plan.virtual_stages // 2]
     for v in chunks:
         if v > 1 and plan.layout.pp * v <= scenario.model.layers:
-            yield {
-                "parallelism.schedule": "interleaved",
-                "parallelism.virtual_stages": v,
-                "parallelism.stage_layers": "auto",
-            }
+            yield {"parallelism.schedule": "interleaved", "parallelism.virtual_stages": v, **_even_stages(scenario)}
+
+
+def _even_stages(scenario: Scenario) -> Change:
+    """Their number changes, so a list of blocks that the file spells out must go."""
+    key = "parallelism.stage_layers"
+    return {} if key in scenario.defaults else {key: "auto"}
 
 
 def _degrees(scenario: Scenario) -> Iterator[Change]:
@@ -173,7 +175,7 @@ def _degrees(scenario: Scenario) -> Iterator[Change]:
         now = {more: 2 * plan.layout.degree(more), less: plan.layout.degree(less) // 2}
         change: dict[str, Any] = {f"parallelism.{axis}": degree for axis, degree in now.items()}
         if "pp" in now:
-            change["parallelism.stage_layers"] = "auto"
+            change |= _even_stages(scenario)
         if now.get("pp") == 1 and plan.virtual_stages > 1:
             change |= {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1}
         yield change
@@ -200,7 +202,8 @@ def _try_all(scenario: Scenario, result: Result, made: Change, specs: tuple[Path
         return []
     fresh = ({**made, **change} for change in candidates(start) if not made.keys() & change.keys())
     possible = ((change, changed) for change in fresh if (changed := _changed(scenario, change, specs)) is not None)
-    cheap = ((change, changed) for change, changed in possible if _work(changed) <= MAX_WORK * _work(scenario))
+    most = max(MAX_WORK * _work(scenario), SMALL_WORK)
+    cheap = ((change, changed) for change, changed in possible if _work(changed) <= most)
     return [(change, _advice(change, simulate(changed), result)) for change, changed in islice(cheap, MAX_CANDIDATES)]
 
 
@@ -225,9 +228,16 @@ def _overrides(change: Change) -> tuple[str, ...]:
 
 
 def _work(scenario: Scenario) -> float:
-    """How the engine's time grows: a task a microbatch and stage, or a few a block where ZeRO-3 gathers them singly."""
-    sharded = scenario.parallelism.zero is Zero.PARAMETERS
-    return scenario.microbatches * (4.0 * scenario.model.layers if sharded else scenario.stages)
+    """How the engine's time grows: a task a microbatch and stage, or several a block where blocks cannot merge.
+
+    They cannot where ZeRO-3 gathers each, even less where tensor parallelism leaves the machine and shares NICs.
+    """
+    blocks = scenario.microbatches * scenario.model.layers
+    if scenario.parallelism.layout.tp > scenario.cluster.devices_per_machine:
+        return 12.0 * blocks
+    return (
+        4.0 * blocks if scenario.parallelism.zero is Zero.PARAMETERS else float(scenario.microbatches * scenario.stages)
+    )
 
 
 def _advice(change: Change, after: Result, before: Result) -> Advice:
@@ -248,6 +258,6 @@ def _advice(change: Change, after: Result, before: Result) -> Advice:
         step_time_s=new,
         gain=gain,
         fits=fits,
-        memory_peak_bytes=float(memory["peak_bytes"]),
+        peak_bytes=float(memory["peak_bytes"]),
         text=text,
     )

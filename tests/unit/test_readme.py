@@ -48,7 +48,7 @@ def test_second_block_installs_the_test_extra_and_runs_all_but_the_slow_tests() 
 def test_ci_installs_and_tests_as_the_readme_says() -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
     _, install, test = (step.strip().removeprefix(".venv/bin/") for step in BASH[1].split("&&"))
-    assert install.removeprefix("pip ") in script
+    assert f'/bin/pip" {install.removeprefix("pip ")}\n' in script
     assert f"step {test}\n" in script
 
 

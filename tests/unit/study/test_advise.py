@@ -232,7 +232,7 @@ def test_changes_that_no_longer_fit_are_not_advised(monkeypatch: pytest.MonkeyPa
     scenario = with_changes()
     told = advise(scenario, here.simulate(scenario), limit=20)
     assert told
-    assert all(one.fits and one.gain > 0 and one.memory_peak_bytes <= 61.0 for one in told)
+    assert all(one.fits and one.gain > 0 and one.peak_bytes <= 61.0 for one in told)
     assert "training.recompute=none" not in {one.change for one in told}
 
 
@@ -254,7 +254,7 @@ def test_changes_are_combined_where_one_is_not_enough(monkeypatch: pytest.Monkey
     assert told[0].fits
     assert len(told[0].change.split()) > 1
     assert not any(one.fits for one in told[1:])
-    assert [one.memory_peak_bytes for one in told[1:]] == sorted(one.memory_peak_bytes for one in told[1:])
+    assert [one.peak_bytes for one in told[1:]] == sorted(one.peak_bytes for one in told[1:])
 
 
 def test_hopeless_is_said_to_be_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,11 +267,17 @@ def test_hopeless_is_said_to_be_hopeless(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_expensive_candidates_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine(monkeypatch, capacity=100.0)
+    monkeypatch.setattr(module, "SMALL_WORK", 0.0)
     scenario = with_changes(zero=2)
     advise(scenario, here.simulate(scenario))
     assert Zero.NONE not in {one.parallelism.zero for one in here.ran}
     assert Zero.PARAMETERS not in {one.parallelism.zero for one in here.ran}, "32 tasks a microbatch against 2"
     assert len(here.ran) <= 1 + module.MAX_CANDIDATES
+
+
+def test_stages_are_left_to_the_file_where_it_left_them_open() -> None:
+    scenario = replace(with_changes(), defaults=("parallelism.stage_layers",))
+    assert not any("parallelism.stage_layers" in change for change in candidates(scenario))
 
 
 def test_same_question_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
