@@ -46,7 +46,7 @@ A100 = Accelerator(
             "gemm_tile": 0.9,
             "gemm_seconds": 4e-6,
             "sustained": 0.9,
-            "hbm_fraction": 0.8,
+            "hbm_copy": 0.8,
             "sweep_seconds": 3e-6,
             "flash_fraction": 0.65,
             "flash_backward": 0.9,

@@ -204,7 +204,7 @@ class Pricer:
         seconds = transfer.seconds
         if scenario.stack.scatter_gather_p2p and not scenario.parallelism.sequence_parallel:
             seconds += collectives.collective(K.ALL_GATHER, whole, self._tensor_span(), scenario.cluster).seconds
-        return _Price({TimeKind.PP: seconds}, 0.0, 2 * whole, transfer.wire_bytes, transfer.sm_share, transfer.network_share)
+        return _Price({TimeKind.PP: seconds}, 0.0, 2 * whole, transfer.wire_bytes, 0.0, transfer.network_share)
 
 
 def _kind_of(piece: Piece) -> TimeKind:
