@@ -138,7 +138,9 @@ def place(
             return _place_aligned(layout, extents, by_stage, pairs)
     factors = np.broadcast_to(factors, layout.world)
     classes = refine(layout, per_machine, factors) if fold else np.arange(layout.world)
-    return _place_any(layout, per_machine, classes, factors, pairs)
+    slowest = np.zeros(classes.max() + 1)
+    np.maximum.at(slowest, classes, 1.0 if slowdowns is None else np.asarray(slowdowns, np.float64))
+    return _place_any(layout, per_machine, classes, slowest, pairs)
 
 
 # ---- the mesh is aligned with the machines: closed form, O(pp) ----
@@ -250,12 +252,13 @@ class _Family:
 
 
 def _place_any(
-    layout: Layout, per_machine: int, classes: Ints, factors: Floats, pairs: Sequence[tuple[int, int]]
+    layout: Layout, per_machine: int, classes: Ints, slowest: Floats, pairs: Sequence[tuple[int, int]]
 ) -> Placement:
+    """``slowest`` is the slowdown by class."""
     _, first, counts = np.unique(classes, return_index=True, return_counts=True)
     ranks = tuple(
-        RankClass(int(rank), int(count), _coordinate(layout, int(rank)), float(factors[rank]))
-        for rank, count in zip(first, counts, strict=True)
+        RankClass(int(rank), int(count), _coordinate(layout, int(rank)), float(slowdown))
+        for rank, count, slowdown in zip(first, counts, slowest, strict=True)
     )
     machine_class = number(np.minimum.reduceat(classes, np.arange(0, layout.world, per_machine)))
     _, heads, machine_counts = np.unique(machine_class, return_index=True, return_counts=True)

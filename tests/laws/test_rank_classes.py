@@ -123,13 +123,8 @@ def test_folding_with_slow_ranks(mesh: tuple[Layout, int], random: Random) -> No
     factors = np.array([random.choice((1.0, 1.0, 1.1, 1.5)) for _ in range(layout.world)])
     placement = place(layout, cluster(layout.world, per_machine), slowdowns=factors)
     check(placement, layout, per_machine)
-    mates = {"tp", "cp"} if layout.pp > 1 else {"tp", "cp", "dp"}
-    slowest: dict[tuple[int, ...], float] = defaultdict(float)
-    where = [tuple(at for axis, at in layout.coordinate(r).items() if axis not in mates) for r in range(layout.world)]
-    for rank in range(layout.world):
-        slowest[where[rank]] = max(slowest[where[rank]], factors[rank])
-    for rank in range(layout.world):
-        assert placement.ranks[placement.class_of(rank)].slowdown == slowest[where[rank]]
+    for index, rank in enumerate(placement.ranks):
+        assert rank.slowdown == factors[placement.members(index)].max()
 
 
 @given(meshes())
@@ -142,7 +137,8 @@ def test_closed_form_gives_the_classes_of_the_refinement(mesh: tuple[Layout, int
     ones = np.ones(layout.world)
     pairs = sorted({(src_pp, dst) for (src_pp, dst) in fast.channel_table})
     assert fast.classes is None
-    assert fast == _place_any(layout, per_machine, refine(layout, per_machine, ones), ones, pairs)
+    classes = refine(layout, per_machine, ones)
+    assert fast == _place_any(layout, per_machine, classes, np.ones(classes.max() + 1), pairs)
 
 
 @given(meshes())
