@@ -41,6 +41,7 @@ export = typer.Typer(help="Write something for other tools.", no_args_is_help=Tr
 app.add_typer(export, name="export", epilog="Example: simtrain export schema > scenario.schema.json")
 
 DEMO = "scenarios/llm/llama3-8b-fsdp-8xh100.yaml"
+REPORT_WIDTH, TABLE_WIDTH = 100, 160
 LISTED = {
     "accelerators": ("bf16", "fp16", "fp8", "memory", "memory_bandwidth", "scale_up"),
     "networks": ("bandwidth", "efficiency", "latency"),
@@ -193,7 +194,7 @@ def _report(
         typer.echo(json.dumps(summary, indent=2))
         _say(f"wrote {directory}/")
     else:
-        render(summary, _console(), written)
+        render(summary, _console(REPORT_WIDTH), written)
     if strict and not summary["fits"]:
         peak, capacity = (format_bytes(summary["memory"][key]) for key in ("peak_bytes", "capacity_bytes"))
         raise DoesNotFit(f"{scenario.name} does not fit: it needs {peak} of {capacity}")
@@ -324,7 +325,7 @@ def _overview(rows: Rows) -> None:
         table = _table(kind, "name", *(field.replace("_", " ") for field in fields))
         for name, row in rows[kind].items():
             table.add_row(name, *(_text(row.get(field, {})) for field in fields))
-        _console().print(table)
+        _console(TABLE_WIDTH).print(table)
 
 
 def _details(rows: Rows) -> None:
@@ -336,9 +337,9 @@ def _details(rows: Rows) -> None:
             for key, cell in row.items():
                 cited = [numbers.setdefault(source, len(numbers) + 1) for source in cell.get("source", ())]
                 table.add_row(key, _text(cell), " ".join(f"[{one}]" for one in cited), _note(cell))
-            _console().print(table)
+            _console(TABLE_WIDTH).print(table)
             for source, number in numbers.items():
-                _console().print(f"[{number}] {source}", markup=False)
+                _console(TABLE_WIDTH).print(f"[{number}] {source}", markup=False)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -352,11 +353,11 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _console() -> Console:
-    """Standard output; wide where no terminal sets the width."""
+def _console(piped: int) -> Console:
+    """Standard output, ``piped`` columns wide where no terminal sets the width."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else piped, highlight=False)
 
 
 def _say(text: str) -> None:

@@ -79,6 +79,24 @@ def test_python_block_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert fits in ("True", "False")
 
 
+def test_terminal_output_is_the_real_one(tmp_path: Path) -> None:
+    """Of the first block, installed or not. Run with UPDATE_GOLDEN=1 to show what simtrain prints now."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "simtrain", "run", str(ROOT / SCENARIO)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    real = "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
+    (block,) = (text for language, text in BLOCKS if language == "text")
+    if os.environ.get("UPDATE_GOLDEN"):
+        (ROOT / "README.md").write_text(README.replace(block, real), encoding="utf-8")
+    else:
+        assert block == real
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_block_works_in_a_clean_clone(tmp_path: Path, number: int) -> None:
