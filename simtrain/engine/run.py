@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from simpy import Environment, Event, Timeout
@@ -24,6 +24,10 @@ from simtrain.trace.spans import Trace
 
 Ended = tuple[Members, float, float]
 """Members, start and carry of an activity."""
+Claim = tuple[Any, ...]
+"""Group, then (simulated rank, work) of each party."""
+Wanted = tuple[dict[int, float], dict[int, float], float]
+"""Shares and holds by resource, weight."""
 
 SHOWN = 8
 """Waiting tasks that a deadlock message names."""
@@ -71,11 +75,12 @@ class _Interpreter:
         self.waiting = [list(table.predecessors) for table in tables]
         self.groups = [rank.groups for rank in ranks]
         self.parties = [len(group.parties) for group in groups]
-        self.arrived: list[list[tuple[int, int]]] = [[] for _ in groups]
+        self.arrived: list[list[tuple[int, int, int]]] = [[] for _ in groups]
         self.contended = [
             bool(plan.loads[index]) or any(plan.shared_units[party] for party in group.parties)
             for index, group in enumerate(groups)
         ]
+        self.claims: dict[Claim, Wanted | None] = {}
         self.sim, self.task, self.released = array("i"), array("i"), array("q")
         self.start, self.end = array("d"), array("d")
 
@@ -134,16 +139,27 @@ class _Interpreter:
         timeout.callbacks.append(self.end_alone)
 
     def claim(self, members: Members, group: int) -> Activity | None:
-        """The shares of oversubscribable resources that an activity wants; None where it wants none.
+        """An activity with the shares of oversubscribable resources that it wants; None where it wants none."""
+        key = (group, *[(sim, self.work[sim][task]) for sim, task, _ in members])
+        if key not in self.claims:
+            self.claims[key] = self.wants(key)
+        wanted = self.claims[key]
+        if wanted is None:
+            return None
+        shares, holds, weight = wanted
+        return Activity(members, start=self.env.now, shares=shares, holds=holds, weight=weight)
+
+    def wants(self, key: Claim) -> Wanted | None:
+        """Shares, holds and weight of an activity.
 
         Resources are numbered: compute units of the simulated ranks first, network resources after them.
         """
+        group, *parties = key
         plan = self.plan
         shares: dict[int, float] = {}
         holds: dict[int, float] = {}
         units = network = 0.0
-        for sim, task, _ in members:
-            work = self.work[sim][task]
+        for sim, work in parties:
             demand = plan.demands[work]
             network = max(network, demand.network_share)
             if demand.sm_share and plan.shared_units[sim]:
@@ -152,10 +168,7 @@ class _Interpreter:
         if network and group >= 0:
             for resource, load in plan.loads[group]:
                 shares[len(self.work) + resource] = network * load
-        if not shares and not holds:
-            return None
-        weight = 1 / (network or units)
-        return Activity(members, start=self.env.now, shares=shares, holds=holds, weight=weight)
+        return (shares, holds, 1 / (network or units)) if shares or holds else None
 
     def end_alone(self, event: Event) -> None:
         self.finish(*cast(Ended, event.value))

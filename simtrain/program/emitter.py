@@ -21,6 +21,10 @@ class Slot(NamedTuple):
     target: int = -1
 
 
+Line = tuple[int, int, int]
+"""Numbers of a stream, a work and a slot."""
+
+
 @dataclass(slots=True)
 class Emitter:
     """One list under construction; ``works`` is shared by all lists of a job."""
@@ -30,29 +34,21 @@ class Emitter:
     streams: dict[tuple[Stream, Slot | None], int] = field(default_factory=lambda: {(Stream.COMPUTE, None): 0})
     slots: dict[Slot, int] = field(default_factory=dict)
 
-    def emit(
-        self,
-        stream: Stream,
-        pieces: tuple[Piece, ...],
-        name: str,
-        *,
-        stage: int = -1,
-        microbatch: int = -1,
-        deps: tuple[int, ...] = (),
-        slot: Slot | None = None,
-    ) -> int:
-        """Append a task and return its index; a message gets a stream of its own channel."""
+    def line(
+        self, stream: Stream, pieces: tuple[Piece, ...], name: str, *, stage: int = -1, slot: Slot | None = None
+    ) -> Line:
+        """What a task is apart from when it runs; a message gets a stream of its own channel."""
         channel = slot if stream in (Stream.SEND, Stream.RECV) else None
-        work = Work(pieces, stage, name)
-        self.tasks.append(
-            Task(
-                stream=self.streams.setdefault((stream, channel), len(self.streams)),
-                work=self.works.setdefault(work, len(self.works)),
-                microbatch=microbatch,
-                deps=deps,
-                slot=-1 if slot is None else self.slots.setdefault(slot, len(self.slots)),
-            )
+        return (
+            self.streams.setdefault((stream, channel), len(self.streams)),
+            self.works.setdefault(Work(pieces, stage, name), len(self.works)),
+            -1 if slot is None else self.slots.setdefault(slot, len(self.slots)),
         )
+
+    def emit(self, line: Line, microbatch: int = -1, deps: tuple[int, ...] = ()) -> int:
+        """Append a task and return its index."""
+        stream, work, slot = line
+        self.tasks.append(Task(stream, work, microbatch, deps, slot))
         return len(self.tasks) - 1
 
     def finish(self) -> tuple[TaskList, tuple[Slot, ...]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simtrain.program.actions import Action, ActionKind
-from simtrain.program.emitter import Emitter, Slot
+from simtrain.program.emitter import Emitter, Line, Slot
 from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
 from simtrain.program.recipe import Recipe
 from simtrain.program.shards import Unit, buckets, elements, wrap_units
@@ -57,6 +57,8 @@ class RankList:
         self.merge = merge
         self.passes = _Passes(Recipe(scenario, self.spans["tp"]))
         self.out = Emitter(works)
+        self.lines: dict[tuple[object, ...], Line] = {}
+        """Of whole passes and messages, which recur every microbatch."""
         self.replicated = replicated
         self.zero3 = replicated and parallelism.zero is Zero.PARAMETERS
         self.sharded = replicated and parallelism.zero in (Zero.OPTIMIZER, Zero.GRADIENTS)
@@ -95,7 +97,10 @@ class RankList:
     # -- compute --------------------
 
     def _whole(self, action: Action, deps: tuple[int, ...]) -> int:
-        return self._compute(action, self.passes[action], deps, action.kind.value)
+        key = (action.kind, action.stage)
+        if key not in self.lines:
+            self.lines[key] = self._line(action, self.passes[action], action.kind.value)
+        return self._compute(self.lines[key], action, deps)
 
     def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
         """One task a run of compute pieces and one a collective, with gathers before and reductions behind them."""
@@ -115,7 +120,7 @@ class RankList:
             if at in needs:
                 deps = (*deps, self._gather(needs[at]))
             run = pieces[at:after]
-            end = self._compute(action, run, deps, f"{_place(run)} {action.kind.value}")
+            end = self._compute(self._line(action, run, f"{_place(run)} {action.kind.value}"), action, deps)
             deps = ()
             if after - 1 in leaves:
                 self.unit_ends.append(end)
@@ -123,18 +128,16 @@ class RankList:
                 self._reduce(unit, end)
         return end
 
-    def _compute(self, action: Action, run: tuple[Piece, ...], deps: tuple[int, ...], name: str) -> int:
+    def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
         joint = self.tensor_joint and any(piece.axis == "tp" for piece in run)
-        awaited, self.awaited = tuple(self.awaited), []
-        return self.out.emit(
-            Stream.COMPUTE,
-            run,
-            name,
-            stage=action.stage,
-            microbatch=action.microbatch,
-            deps=deps + awaited,
-            slot=Slot("tp", "compute") if joint else None,
-        )
+        slot = Slot("tp", "compute") if joint else None
+        return self.out.line(Stream.COMPUTE, run, name, stage=action.stage, slot=slot)
+
+    def _compute(self, line: Line, action: Action, deps: tuple[int, ...]) -> int:
+        if self.awaited:
+            deps += tuple(self.awaited)
+            self.awaited = []
+        return self.out.emit(line, action.microbatch, deps)
 
     # -- messages between stages --------------------
 
@@ -164,14 +167,18 @@ class RankList:
     def _message(
         self, stream: Stream, stage: int, action: Action, source: int, target: int, deps: tuple[int, ...]
     ) -> int:
-        forward = action.kind is ActionKind.FORWARD
-        border = self.scenario.stage_range(stage if forward else stage - 1).stop
-        span = self.channels[target if stream is Stream.SEND else source]
-        kind = K.SEND if stream is Stream.SEND else K.RECV
-        piece = Piece(kind, Part.BOUNDARY, border, axis="pp", span=span, backward=not forward)
-        slot = Slot("pp", "F" if forward else "B", stage, source, target)
-        name = f"{stream.value} {'activation' if forward else 'gradient'}"
-        return self.out.emit(stream, (piece,), name, stage=stage, microbatch=action.microbatch, deps=deps, slot=slot)
+        """Send or receive the output of ``stage``."""
+        key = (stream, stage, action.kind)
+        if key not in self.lines:
+            forward = action.kind is ActionKind.FORWARD
+            border = self.scenario.stage_range(stage if forward else stage - 1).stop
+            span = self.channels[target if stream is Stream.SEND else source]
+            kind = K.SEND if stream is Stream.SEND else K.RECV
+            piece = Piece(kind, Part.BOUNDARY, border, axis="pp", span=span, backward=not forward)
+            slot = Slot("pp", "F" if forward else "B", stage, source, target)
+            name = f"{stream.value} {'activation' if forward else 'gradient'}"
+            self.lines[key] = self.out.line(stream, (piece,), name, stage=stage, slot=slot)
+        return self.out.emit(self.lines[key], action.microbatch, deps)
 
     # -- data parallelism --------------------
 
@@ -211,7 +218,8 @@ class RankList:
     ) -> int:
         layer = unit.parts[0][1] if unit.parts else -1
         piece = Piece(kind, part, layer, axis=axis, elements=unit.elements, span=self.spans[axis])
-        return self.out.emit(stream, (piece,), f"{kind.value} {unit.name}", deps=deps, slot=Slot(axis, stream.value))
+        line = self.out.line(stream, (piece,), f"{kind.value} {unit.name}", slot=Slot(axis, stream.value))
+        return self.out.emit(line, deps=deps)
 
     # -- the end of the step --------------------
 
@@ -228,7 +236,7 @@ class RankList:
         owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
         shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
         step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
-        done = self.out.emit(Stream.COMPUTE, (step,), "optimizer", deps=(*deps, *self.awaited))
+        done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
             self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", Unit("weights", (), owned), (done,))
 
