@@ -107,7 +107,7 @@ def _section(title: str, content: str) -> str:
 def _cards(summary: Summary) -> str:
     memory = summary["memory"]
     beside = "<br>".join(escape(f"{what} {step}: {note}") for what, step, note in text.beside(summary))
-    peak = f"{format_bytes(memory['peak_bytes'], 3)} of {format_bytes(memory['capacity_bytes'], 3)}"
+    peak = f"{format_bytes(memory['peak_bytes'])} of {format_bytes(memory['capacity_bytes'])}"
     fits = f"<span class={'good' if summary['fits'] else 'bad'}>{escape(text.verdict(summary))}</span>"
     cards = (
         ("step time", format_time(summary["step_time_s"]), beside),
@@ -206,10 +206,8 @@ def _communication(summary: Summary) -> str:
 
 
 def _advice(summary: Summary) -> str:
-    if "advice" not in summary:
-        return "<p>Not asked for.</p>"
-    if not summary["advice"]:
-        return "<p>No single change that was tried makes the step shorter.</p>"
+    if not summary.get("advice"):
+        return "<p>No change was found that helps, or none was asked for.</p>"
     head, *rows = text.advice_rows(summary, most=len(summary["advice"]))
     cells = [[f"<code>{escape(row[0])}</code>", *map(escape, row[1:])] for row in rows]
     return _table([*head[:-1], "fits?"], cells, (1, 2, 3)) + "<p class=muted>Each was simulated.</p>"
