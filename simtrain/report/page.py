@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_DRAWN = 6000
-"""Spans beyond which the timeline is embedded as pixels, because vectors would be larger."""
+"""Spans beyond which the pictures are embedded as pixels, because vectors would be larger."""
 _VARIABLES = {
     INK: "currentColor",
     MUTED: "var(--muted)",
@@ -80,13 +80,14 @@ def page(summary: Summary, *, trace: Trace, scenario_text: str, timeline: Figure
         The same text for the same input.
     """
     name = escape(str(summary["scenario"]))
+    pixels = len(trace.end) > _MOST_DRAWN
     sections = [
         f"<h1>{name}</h1>\n<p class=muted>{escape(text.shape(summary))}</p>",
         _cards(summary),
         *(f"<p class=warning>&#9888; {escape(warning)}</p>" for warning in summary["warnings"]),
-        _section("Who does what when", _figure(timeline, pixels=len(trace.end) > _MOST_DRAWN)),
+        _section("Who does what when", _figure(timeline, pixels=pixels)),
         _time(summary),
-        _section("Memory", _verdict(summary) + _figure(memory) + _memory(summary)),
+        _section("Memory", _verdict(summary) + _figure(memory, pixels=pixels) + _memory(summary)),
         _section("Communication", _communication(summary)),
         _section("What would help" if summary["fits"] else "What would make it fit", _advice(summary)),
         _section("How the figures are defined", _formulas(summary)),

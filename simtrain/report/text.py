@@ -112,7 +112,7 @@ def advice_rows(summary: Summary, most: int = 3) -> list[tuple[str, ...]]:
             " ".join(word for word in row["change"].split() if not word.endswith("=auto")),
             format_time(row["step_time_s"]),
             f"{row['gain']:+.1%}",
-            format_bytes(row["memory_peak_bytes"]),
+            format_bytes(row["peak_bytes"]),
             "fits" if row["fits"] else "does not fit",
         )
         for row in summary.get("advice", ())[:most]

@@ -77,7 +77,7 @@ def summary(trace: Trace, memory: MemoryProfile, **changes: Any) -> dict[str, An
                 "step_time_s": step * (1 - gain),
                 "gain": gain,
                 "fits": fits,
-                "memory_peak_bytes": 1.1 * worst.needed,
+                "peak_bytes": 1.1 * worst.needed,
                 "text": f"{key} {value}: {gain:.1%} faster",
             }
             for key, value, gain, fits in (
