@@ -5,22 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from simtrain.program.demand import TimeKind
 from simtrain.report import text
-from simtrain.report.figures import png, svg
+from simtrain.report.figures import svg
 from simtrain.report.palette import EDGE, IDLE, INK, MEMORY_COLOUR, MUTED, OVER, TIME_COLOUR
 from simtrain.report.text import Summary
 from simtrain.report.waterfall import time_waterfall
-from simtrain.trace.spans import Trace
 from simtrain.units import format_bytes, format_time
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_MOST_DRAWN = 6000
-"""Spans beyond which the pictures are embedded as pixels, because vectors would be larger."""
 _VARIABLES = {
     INK: "currentColor",
     MUTED: "var(--muted)",
@@ -60,19 +53,17 @@ th { color: var(--muted); font-weight: 500; } td.n, th.n { text-align: right; }
 """
 
 
-def page(summary: Summary, *, trace: Trace, scenario_text: str, timeline: Figure, memory: Figure) -> str:
+def page(summary: Summary, *, scenario_text: str, timeline: str | bytes, memory: str | bytes) -> str:
     """Everything a run says, as one HTML document.
 
     Parameters
     ----------
     summary
         The run's summary.
-    trace
-        The step that the figures show.
     scenario_text
         The resolved scenario, YAML.
     timeline, memory
-        The two figures.
+        The two figures: text of an SVG element (its greys follow the reader's colours), or bytes of a PNG.
 
     Returns
     -------
@@ -80,14 +71,13 @@ def page(summary: Summary, *, trace: Trace, scenario_text: str, timeline: Figure
         The same text for the same input.
     """
     name = escape(str(summary["scenario"]))
-    pixels = len(trace.end) > _MOST_DRAWN
     sections = [
         f"<h1>{name}</h1>\n<p class=muted>{escape(text.shape(summary))}</p>",
         _cards(summary),
         *(f"<p class=warning>&#9888; {escape(warning)}</p>" for warning in summary["warnings"]),
-        _section("Who does what when", _figure(timeline, pixels=pixels)),
+        _section("Who does what when", _figure(timeline)),
         _time(summary),
-        _section("Memory", _verdict(summary) + _figure(memory, pixels=pixels) + _memory(summary)),
+        _section("Memory", _verdict(summary) + _figure(memory) + _memory(summary)),
         _section("Communication", _communication(summary)),
         _section("What would help" if summary["fits"] else "What would make it fit", _advice(summary)),
         _section("How the figures are defined", _formulas(summary)),
@@ -130,13 +120,12 @@ def _cards(summary: Summary) -> str:
     return f"<div class=cards>\n{inner}\n</div>\n<p><b>Binds:</b> {escape(summary['binds']['text'])}.</p>"
 
 
-def _figure(figure: Figure, *, pixels: bool = False) -> str:
-    if pixels:
-        data = base64.b64encode(png(figure)).decode()
+def _figure(drawing: str | bytes) -> str:
+    if isinstance(drawing, bytes):
+        data = base64.b64encode(drawing).decode()
         return (
             f'<div class=scroll><div class="figure pixels"><img alt="" src="data:image/png;base64,{data}"></div></div>'
         )
-    drawing = svg(figure)
     for colour, variable in _VARIABLES.items():
         drawing = drawing.replace(colour, variable)
     return f"<div class=scroll><div class=figure>{drawing}</div></div>"
@@ -167,7 +156,9 @@ def _time(summary: Summary) -> str:
         ],
         (1, 2),
     )
-    waterfall = _figure(time_waterfall({TimeKind(kind): spent for kind, spent in summary["time"]["by_kind"].items()}))
+    waterfall = _figure(
+        svg(time_waterfall({TimeKind(kind): spent for kind, spent in summary["time"]["by_kind"].items()}))
+    )
     waterfall = waterfall.replace("<div class=figure>", '<div class=figure style="min-width:0">')
     note = "<p class=muted>Mean over all ranks; the parts add up to the step.</p>"
     return _section("Where the step goes", f"<div class=two><div>{table}{note}</div>{waterfall}</div>")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +161,7 @@ def _add(axes: Axes, corners: NDArray[np.float64], colour: Any, **style: Any) ->
     from matplotlib.collections import PolyCollection
 
     if len(corners):
-        axes.add_collection(PolyCollection(list(corners), facecolors=colour, **style), autolim=False)
+        axes.add_collection(PolyCollection(cast(Any, corners), facecolors=colour, **style), autolim=False)
 
 
 def _background(axes: Axes, trace: Trace, rows: _Rows) -> None:
