@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simtrain.errors import InputError, Problem
-from simtrain.report.figures import png
+from simtrain.report.figures import png, svg
 from simtrain.report.memory_curve import memory_curve
 from simtrain.report.page import page
 from simtrain.report.perfetto import perfetto
@@ -20,6 +20,9 @@ from simtrain.report.timeline import timeline
 from simtrain.trace.memory import MemoryProfile
 from simtrain.trace.spans import SCHEMA_VERSION, Trace
 from simtrain.units import format_time
+
+_MOST_DRAWN = 6000
+"""Spans beyond which the page embeds pictures as pixels, because vectors would be larger."""
 
 
 def write(
@@ -73,11 +76,10 @@ def _pictures(summary: Mapping[str, Any], trace: Trace, memory: MemoryProfile, s
     rows = timeline(trace, title=name, subtitle=headline(summary))
     needed = [row["peak_bytes"] for row in summary["memory"]["by_stage"]]
     curve = memory_curve(memory, trace, title=name, needed=needed)
-    return {
-        "report.html": page(summary, trace=trace, scenario_text=scenario_text, timeline=rows, memory=curve).encode(),
-        "timeline.png": png(rows),
-        "memory.png": png(curve),
-    }
+    pictures = png(rows), png(curve)
+    drawings = pictures if len(trace.end) > _MOST_DRAWN else (svg(rows), svg(curve))
+    html = page(summary, scenario_text=scenario_text, timeline=drawings[0], memory=drawings[1])
+    return {"report.html": html.encode(), "timeline.png": pictures[0], "memory.png": pictures[1]}
 
 
 def headline(summary: Mapping[str, Any]) -> str:

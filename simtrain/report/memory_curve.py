@@ -93,9 +93,9 @@ def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float, nee
     limit = needed * 1.3 / GIB if far else max(profile.capacity, needed) / GIB * 1.12
     said = f"capacity {format_bytes(profile.capacity)}" + (", above" if far else "")
     _line(axes, limit * GIB * 0.93 if far else profile.capacity, said, OVER, dashes=not far)
+    right = at > 0.6 * step_time
     if needed > peak:
-        _line(axes, needed, f"with the allocator's reserve {format_bytes(needed)}", MUTED)
-    right = at > 0.7 * step_time
+        _line(axes, needed, f"with the allocator's reserve {format_bytes(needed)}", MUTED, left=right)
     axes.plot([at / scale], [peak / GIB], "o", color=INK, markersize=4, zorder=4)
     axes.annotate(
         f"peak {format_bytes(peak)} at {format_time(at)}",
@@ -114,11 +114,11 @@ def _stack(axes: Axes, profile: MemoryProfile, index: int, step_time: float, nee
     _plain(axes)
 
 
-def _line(axes: Axes, level: float, said: str, colour: str, *, dashes: bool = True) -> None:
+def _line(axes: Axes, level: float, said: str, colour: str, *, dashes: bool = True, left: bool = False) -> None:
     if dashes:
         axes.axhline(level / GIB, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
-    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-    axes.text(0.995, level / GIB, said, fontsize=8.5, color=colour, **place)
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "left" if left else "right", "va": "bottom"}
+    axes.text(0.005 if left else 0.995, level / GIB, said, fontsize=8.5, color=colour, **place)
 
 
 def _peaks(axes: Axes, profile: MemoryProfile, names: Sequence[str], needed: Sequence[float]) -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from simtrain.program.demand import TimeKind
 from simtrain.report import text
-from simtrain.report.figures import png, svg
+from simtrain.report.figures import svg
 from simtrain.report.palette import EDGE, IDLE, INK, MEMORY_COLOUR, MUTED, OVER, TIME_COLOUR
 from simtrain.report.text import Summary
 from simtrain.report.waterfall import time_waterfall
-from simtrain.trace.spans import Trace
 from simtrain.units import format_bytes, format_time
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_MOST_DRAWN = 6000
-"""Spans beyond which the timeline is embedded as pixels, because vectors would be larger."""
 _VARIABLES = {
     INK: "currentColor",
     MUTED: "var(--muted)",
@@ -60,19 +53,17 @@ th { color: var(--muted); font-weight: 500; } td.n, th.n { text-align: right; }
 """
 
 
-def page(summary: Summary, *, trace: Trace, scenario_text: str, timeline: Figure, memory: Figure) -> str:
+def page(summary: Summary, *, scenario_text: str, timeline: str | bytes, memory: str | bytes) -> str:
     """Everything a run says, as one HTML document.
 
     Parameters
     ----------
     summary
         The run's summary.
-    trace
-        The step that the figures show.
     scenario_text
         The resolved scenario, YAML.
     timeline, memory
-        The two figures.
+        The two figures: text of an SVG element (its greys follow the reader's colours), or bytes of a PNG.
 
     Returns
     -------
@@ -84,7 +75,7 @@ def page(summary: Summary, *, trace: Trace, scenario_text: str, timeline: Figure
         f"<h1>{name}</h1>\n<p class=muted>{escape(text.shape(summary))}</p>",
         _cards(summary),
         *(f"<p class=warning>&#9888; {escape(warning)}</p>" for warning in summary["warnings"]),
-        _section("Who does what when", _figure(timeline, pixels=len(trace.end) > _MOST_DRAWN)),
+        _section("Who does what when", _figure(timeline)),
         _time(summary),
         _section("Memory", _verdict(summary) + _figure(memory) + _memory(summary)),
         _section("Communication", _communication(summary)),
@@ -107,7 +98,7 @@ def _section(title: str, content: str) -> str:
 def _cards(summary: Summary) -> str:
     memory = summary["memory"]
     beside = "<br>".join(escape(f"{what} {step}: {note}") for what, step, note in text.beside(summary))
-    peak = f"{format_bytes(memory['peak_bytes'], 3)} of {format_bytes(memory['capacity_bytes'], 3)}"
+    peak = f"{format_bytes(memory['peak_bytes'])} of {format_bytes(memory['capacity_bytes'])}"
     fits = f"<span class={'good' if summary['fits'] else 'bad'}>{escape(text.verdict(summary))}</span>"
     cards = (
         ("step time", format_time(summary["step_time_s"]), beside),
@@ -129,13 +120,12 @@ def _cards(summary: Summary) -> str:
     return f"<div class=cards>\n{inner}\n</div>\n<p><b>Binds:</b> {escape(summary['binds']['text'])}.</p>"
 
 
-def _figure(figure: Figure, *, pixels: bool = False) -> str:
-    if pixels:
-        data = base64.b64encode(png(figure)).decode()
+def _figure(drawing: str | bytes) -> str:
+    if isinstance(drawing, bytes):
+        data = base64.b64encode(drawing).decode()
         return (
             f'<div class=scroll><div class="figure pixels"><img alt="" src="data:image/png;base64,{data}"></div></div>'
         )
-    drawing = svg(figure)
     for colour, variable in _VARIABLES.items():
         drawing = drawing.replace(colour, variable)
     return f"<div class=scroll><div class=figure>{drawing}</div></div>"
@@ -166,7 +156,9 @@ def _time(summary: Summary) -> str:
         ],
         (1, 2),
     )
-    waterfall = _figure(time_waterfall({TimeKind(kind): spent for kind, spent in summary["time"]["by_kind"].items()}))
+    waterfall = _figure(
+        svg(time_waterfall({TimeKind(kind): spent for kind, spent in summary["time"]["by_kind"].items()}))
+    )
     waterfall = waterfall.replace("<div class=figure>", '<div class=figure style="min-width:0">')
     note = "<p class=muted>Mean over all ranks; the parts add up to the step.</p>"
     return _section("Where the step goes", f"<div class=two><div>{table}{note}</div>{waterfall}</div>")
@@ -206,10 +198,8 @@ def _communication(summary: Summary) -> str:
 
 
 def _advice(summary: Summary) -> str:
-    if "advice" not in summary:
-        return "<p>Not asked for.</p>"
-    if not summary["advice"]:
-        return "<p>No single change that was tried makes the step shorter.</p>"
+    if not summary.get("advice"):
+        return "<p>No change was found that helps, or none was asked for.</p>"
     head, *rows = text.advice_rows(summary, most=len(summary["advice"]))
     cells = [[f"<code>{escape(row[0])}</code>", *map(escape, row[1:])] for row in rows]
     return _table([*head[:-1], "fits?"], cells, (1, 2, 3)) + "<p class=muted>Each was simulated.</p>"

@@ -35,16 +35,15 @@ def perfetto(trace: Trace, memory: MemoryProfile | None = None, *, name: str = "
     name
         Of the scenario.
     """
-    columns = Columns.of(trace)
-    events = [*_names(trace), *_slices(trace, columns), *_flows(trace)]
+    events = [*map(json.dumps, _names(trace)), *_slices(trace), *map(json.dumps, _flows(trace))]
     if memory:
         events += _counters(trace, memory)
-    document = {
+    head = {
         "displayTimeUnit": "ms",
         "otherData": {"scenario": name, "schema_version": SCHEMA_VERSION, "tool": "simtrain"},
-        "traceEvents": events,
     }
-    return gzip.compress(json.dumps(document).encode(), compresslevel=6, mtime=0)
+    text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(events) + "\n]}\n"
+    return gzip.compress(text.encode(), compresslevel=4, mtime=0)
 
 
 def _names(trace: Trace) -> Iterator[Event]:
@@ -64,40 +63,34 @@ def _meta(kind: str, pid: int, tid: int = 0, **args: object) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
-def _slices(trace: Trace, columns: Columns) -> Iterator[Event]:
-    lowered = trace.lowered
+def _slices(trace: Trace) -> Iterator[str]:
+    """One event a span, as text: there may be hundreds of thousands."""
+    lowered, columns = trace.lowered, Columns.of(trace)
+    names = [json.dumps(work.name)[:-1] for work in lowered.works]
+    constant = [
+        f'"cat": "{work.pieces[0].kind}", "args": {{"stage": {work.stage}, '
+        f'"bytes": {float(demand.wire_bytes)!r}, "flops": {float(demand.flops)!r}, '
+        for work, demand in zip(lowered.works, trace.demands, strict=True)
+    ]
     begin = np.rint(trace.start * 1e9)
-    lasts = (np.rint(trace.end * 1e9) - begin) / 1e3
     rows = zip(
-        trace.sim_rank.tolist(),
+        np.array([rank.rank for rank in lowered.ranks])[trace.sim_rank].tolist(),
+        np.array([rank.multiplicity for rank in lowered.ranks])[trace.sim_rank].tolist(),
         columns.lane.tolist(),
         columns.work.tolist(),
         columns.microbatch.tolist(),
         (begin / 1e3).tolist(),
-        lasts.tolist(),
+        ((np.rint(trace.end * 1e9) - begin) / 1e3).tolist(),
         trace.released_by.tolist(),
         strict=True,
     )
-    for span, (index, lane, number, microbatch, start, duration, released_by) in enumerate(rows):
-        work, demand, rank = lowered.works[number], trace.demands[number], lowered.ranks[index]
-        yield {
-            "ph": "X",
-            "name": f"{work.name} {microbatch}" if microbatch >= 0 else work.name,
-            "cat": work.pieces[0].kind.value if work.pieces else "",
-            "pid": rank.rank,
-            "tid": lane,
-            "ts": start,
-            "dur": duration,
-            "args": {
-                "id": span,
-                "stage": work.stage,
-                "microbatch": microbatch,
-                "bytes": demand.wire_bytes,
-                "flops": demand.flops,
-                "released_by": released_by,
-                "multiplicity": rank.multiplicity,
-            },
-        }
+    for span, (rank, multiplicity, lane, work, microbatch, start, duration, released_by) in enumerate(rows):
+        name = names[work] + (f' {microbatch}"' if microbatch >= 0 else '"')
+        yield (
+            f'{{"ph": "X", "name": {name}, "pid": {rank}, "tid": {lane}, "ts": {start!r}, "dur": {duration!r}, '
+            f'{constant[work]}"id": {span}, "microbatch": {microbatch}, "released_by": {released_by}, '
+            f'"multiplicity": {multiplicity}}}}}'
+        )
 
 
 def _flows(trace: Trace) -> Iterator[Event]:
@@ -128,12 +121,13 @@ def _flows(trace: Trace) -> Iterator[Event]:
             yield {"ph": "f", "bp": "e", **shared, **pair[Stream.RECV]}
 
 
-def _counters(trace: Trace, memory: MemoryProfile) -> Iterator[Event]:
+def _counters(trace: Trace, memory: MemoryProfile) -> Iterator[str]:
     for index, number in enumerate(memory.ranks):
         pid = trace.lowered.ranks[number].rank
-        categories = [category.value for category in memory.curves[index]]
-        levels = np.stack([*memory.curves[index].values()], axis=1) if categories else np.zeros((0, 0))
+        curves = memory.curves[index]
+        form = ", ".join(f'"{category}": %r' for category in curves)
         times = (np.rint(memory.times[index] * 1e9) / 1e3).tolist()
-        for time, level in zip(times, levels.tolist(), strict=False):
-            args = dict(zip(categories, level, strict=True))
-            yield {"ph": "C", "name": "memory (bytes)", "pid": pid, "tid": 0, "ts": time, "args": args}
+        levels = zip(*(curve.tolist() for curve in curves.values()), strict=True)
+        for time, level in zip(times, levels, strict=bool(curves)):
+            args = form % level
+            yield f'{{"ph": "C", "name": "memory (bytes)", "pid": {pid}, "tid": 0, "ts": {time!r}, "args": {{{args}}}}}'

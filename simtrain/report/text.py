@@ -52,7 +52,7 @@ def _other_measures(published: Mapping[str, Any]) -> str:
     if published.get("mfu"):
         found.append(f"MFU {published['mfu']:.1%}")
     if published.get("peak_memory_bytes"):
-        found.append(f"peak {format_bytes(published['peak_memory_bytes'], 3)}")
+        found.append(f"peak {format_bytes(published['peak_memory_bytes'])}")
     return ", ".join(found)
 
 
@@ -61,8 +61,8 @@ def verdict(summary: Summary) -> str:
     memory = summary["memory"]
     margin, capacity = memory["margin_bytes"], memory["capacity_bytes"]
     if summary["fits"]:
-        return f"fits, {format_bytes(margin, 3)} to spare ({margin / capacity:.0%})"
-    return f"does not fit: {format_bytes(-margin, 3)} too much"
+        return f"fits, {format_bytes(margin)} to spare ({margin / capacity:.0%})"
+    return f"does not fit: {format_bytes(-margin)} too much"
 
 
 def fullest(summary: Summary) -> str:
@@ -94,9 +94,9 @@ def communication_rows(summary: Summary) -> list[tuple[str, ...]]:
             str(row["group_size"] or ""),
             str(row["machines"] or ""),
             f"{row['calls']:,.4g}" if row["calls"] < 1e4 else f"{row['calls']:,.0f}",
-            format_bytes(row["bytes"], 3) if row["bytes"] else "0",
-            format_time(row["seconds"], 3) if row["seconds"] else "0",
-            format_time(row["exposed_seconds"], 3) if row["exposed_seconds"] else "0",
+            format_bytes(row["bytes"]) if row["bytes"] else "0",
+            format_time(row["seconds"]) if row["seconds"] else "0",
+            format_time(row["exposed_seconds"]) if row["exposed_seconds"] else "0",
             row["network"],
         )
         for row in summary["communication"]
@@ -112,7 +112,7 @@ def advice_rows(summary: Summary, most: int = 3) -> list[tuple[str, ...]]:
             " ".join(word for word in row["change"].split() if not word.endswith("=auto")),
             format_time(row["step_time_s"]),
             f"{row['gain']:+.1%}",
-            format_bytes(row["peak_bytes"], 3),
+            format_bytes(row["peak_bytes"]),
             "fits" if row["fits"] else "does not fit",
         )
         for row in summary.get("advice", ())[:most]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,10 +113,10 @@ def rank_label(rank: SimRank, stages: Iterable[int], contiguous: bool) -> tuple[
     numbers = sorted(stages)
     if not numbers:
         name = f"rank {rank.rank}"
-    elif len(numbers) <= 2:
-        name = f"stage {', '.join(map(str, numbers))}" if len(numbers) == 1 else f"stages {numbers[0]}, {numbers[1]}"
+    elif len(numbers) == 1:
+        name = f"stage {numbers[0]}"
     else:
-        name = f"stages {numbers[0]}, {numbers[1]} .. {numbers[-1]}"
+        name = f"stages {numbers[0]}, {numbers[1]}" + (", .." if len(numbers) > 2 else "")
     if rank.multiplicity == 1:
         return name, f"rank {rank.rank}"
     last = rank.rank + rank.multiplicity - 1
@@ -161,7 +161,7 @@ def _add(axes: Axes, corners: NDArray[np.float64], colour: Any, **style: Any) ->
     from matplotlib.collections import PolyCollection
 
     if len(corners):
-        axes.add_collection(PolyCollection(list(corners), facecolors=colour, **style), autolim=False)
+        axes.add_collection(PolyCollection(cast(Any, corners), facecolors=colour, **style), autolim=False)
 
 
 def _background(axes: Axes, trace: Trace, rows: _Rows) -> None:
@@ -263,15 +263,15 @@ def _labels(axes: Axes, trace: Trace, columns: Columns, rows: _Rows, *, points: 
     size = min(8.0, 0.6 * row_points * rows.compute_height)
     if size < _SMALLEST:
         return
-    bands = [_main_band(trace, work) for work in range(len(trace.demands))]
-    code = np.array([BANDS.index(band) for band in bands])[columns.work]
+    code = np.array([_pass(trace, work) for work in range(len(trace.demands))])[columns.work]
     ids = np.flatnonzero(
         (columns.stream == COMPUTE_STREAM) & (columns.microbatch >= 0) & (rows.place[trace.sim_rank] >= 0)
     )
     ids = ids[np.lexsort((trace.task[ids], trace.sim_rank[ids]))]
     if not len(ids):
         return
-    keys = np.stack([trace.sim_rank[ids], columns.microbatch[ids], code[ids]], axis=1)
+    known = np.maximum.accumulate(np.where(code[ids] >= 0, np.arange(len(ids)), 0))
+    keys = np.stack([trace.sim_rank[ids], columns.microbatch[ids], code[ids[known]]], axis=1)
     first = np.flatnonzero(np.concatenate([[True], (keys[1:] != keys[:-1]).any(axis=1)]))
     last = np.concatenate([first[1:], [len(ids)]]) - 1
     start, end = trace.start[ids[first]], trace.end[ids[last]]
@@ -282,13 +282,21 @@ def _labels(axes: Axes, trace: Trace, columns: Columns, rows: _Rows, *, points: 
     shares = _shares(trace)
     for at in np.flatnonzero(sizes >= _SMALLEST).tolist():
         rank, microbatch, band = keys[first[at]].tolist()
-        share = shares[columns.work[ids[first[at]]], band]
+        share = shares[columns.work[ids[first[at] : last[at] + 1]], band].mean()
         middle = rows.place[rank] - 0.45 + rows.compute_height * max(0.5 * share, 0.3)
         colour = INK if BANDS[band] in LIGHT else "white"
         x = (start[at] + end[at]) / 2
         turn = 0 if upright[at] else 90
         style = {"fontsize": sizes[at], "color": colour, "ha": "center", "va": "center", "rotation": turn, "zorder": 5}
         axes.text(x, middle, str(microbatch), **style)
+
+
+def _pass(trace: Trace, work: int) -> int:
+    """Index of the band that a work's microbatch number stands on; -1 = communication (the pass around it)."""
+    if not any(piece.kind in PIECE_BAND for piece in trace.lowered.works[work].pieces):
+        return -1
+    band = _main_band(trace, work)
+    return BANDS.index(Band.BACKWARD if band is Band.RECOMPUTE else band)
 
 
 def _axes(axes: Axes, trace: Trace, rows: _Rows, row_inches: float) -> None:
@@ -301,12 +309,11 @@ def _axes(axes: Axes, trace: Trace, rows: _Rows, row_inches: float) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:g}"))
     axes.set_xlabel(f"time in {unit}", fontsize=9, color=INK)
-    size = min(9.0, max(5.0, row_inches * 72 * 0.75))
+    labels = [_two(label, row_inches) for label in rank_labels(trace)]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    size = min(9.0, max(5.0, min(row_inches * 72 * 0.75, (_LEFT - 0.1) * 72 / (0.6 * longest))))
     every = max(1, -(-int(size + 1) // max(1, int(row_inches * 72))))
-    labels = rank_labels(trace)
-    axes.set_yticks(
-        range(0, count, every), [_two(labels[rank], row_inches) for rank in rows.shown.tolist()[::every]], fontsize=size
-    )
+    axes.set_yticks(range(0, count, every), [labels[rank] for rank in rows.shown.tolist()[::every]], fontsize=size)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.tick_params(axis="x", labelsize=8.5, labelcolor=INK, color=MUTED)
     for side in ("top", "right", "left"):

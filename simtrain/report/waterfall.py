@@ -49,7 +49,7 @@ def time_waterfall(split: Mapping[TimeKind, float]) -> Figure:
     for row, (kind, seconds) in enumerate(shown):
         axes.barh(row, seconds, left=begin, height=0.72, color=TIME_COLOUR[kind], linewidth=0)
         begin += seconds
-        text = f" {format_time(seconds, 3)}  {seconds / step:.1%}"
+        text = f" {format_time(seconds)}  {seconds / step:.1%}"
         axes.text(begin, row, text, fontsize=9, color=INK, va="center", ha="left")
     axes.set_yticks(range(len(shown)), [NAMES[kind] for kind, _ in shown], fontsize=9)
     axes.set_ylim(len(shown) - 0.4, -0.6)

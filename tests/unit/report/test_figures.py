@@ -72,11 +72,17 @@ def test_numbers_are_left_out_where_they_do_not_fit():
     assert texts(timeline(pipeline(64, 128))) == []
 
 
-def test_one_number_for_a_pass_of_several_boxes():
-    """An unmerged pass: the forward of a microbatch runs as two tasks."""
+@pytest.mark.parametrize("kind", [PieceKind.FORWARD, PieceKind.ALL_REDUCE])
+def test_one_number_for_a_pass_of_several_boxes(kind):
+    """An unmerged pass: the forward of a microbatch runs as two tasks, the first of them perhaps a collective."""
     one = pipeline(1, 2)
     tasks = one.lowered.lists[0].tasks
-    split = replace(one.lowered, lists=(TaskList((tasks[0], *tasks), one.lowered.lists[0].streams),))
+    works = one.lowered.works
+    works = (*works, works[0]._replace(pieces=(works[0].pieces[0]._replace(kind=kind),)))
+    one = replace(one, lowered=replace(one.lowered, works=works), demands=(*one.demands, one.demands[0]))
+    split = replace(
+        one.lowered, lists=(TaskList((tasks[0], tasks[0]._replace(work=8), *tasks[1:]), one.lowered.lists[0].streams),)
+    )
     start = np.concatenate([[0.0], one.start + 1.0])
     doubled = replace(
         one,
@@ -130,6 +136,18 @@ def test_labels_of_interleaved_and_scattered_ranks():
         ("stages 0, 2", "rank 0 x 128"),
         ("stages 1, 3", "rank 4 x 128"),
     ]
+
+
+def test_labels_of_many_model_chunks_stay_in_the_picture():
+    one = pipeline(40, 2)
+    works = tuple(
+        work._replace(stage=40 * (number % 2) + work.stage + 1000) for number, work in enumerate(one.lowered.works)
+    )
+    figure = timeline(replace(one, lowered=replace(one.lowered, works=works)))
+    figure.canvas.draw()
+    labels = figure.axes[0].get_yticklabels()
+    assert labels[3].get_text() == "stages 1003, 1043 (ranks 384-511)"
+    assert min(label.get_window_extent().x0 for label in labels) >= 0
 
 
 def test_time_axis_follows_the_step():

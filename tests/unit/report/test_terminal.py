@@ -37,7 +37,7 @@ def test_piped_screen_is_plain_and_compact():
         "tokens/s a device",
         "72 B s l h^2",
         "pipeline bubble 7.8%",
-        "fits, 20.3 GiB to spare (25%)",
+        "fits, 20.26 GiB to spare (25%)",
         "activations 30.00",
         "InfiniBand HDR",
         "training.micro_batch=2",
