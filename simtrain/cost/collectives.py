@@ -68,7 +68,9 @@ def _bandwidth(cluster: Cluster, span: Span, *, reduce: bool) -> tuple[float, fl
 
 def node_nics(cluster: Cluster, members: int) -> float:
     """NICs through which the members of one group leave a machine; a lone member uses one whole NIC."""
-    return min(max(1.0, members * cluster.nics_per_machine / cluster.devices_per_machine), float(cluster.nics_per_machine))
+    return min(
+        max(1.0, members * cluster.nics_per_machine / cluster.devices_per_machine), float(cluster.nics_per_machine)
+    )
 
 
 def _hops(cluster: Cluster, span: Span) -> tuple[float, float]:

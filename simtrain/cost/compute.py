@@ -142,7 +142,11 @@ def attention_rate(device: Accelerator, op: FusedAttention, kernel: Attention, c
     both = _table_rate(points, "forward_backward", op, kernel.value)
     if forward is None and both is None:
         keys = op.keys * (0.5 if op.causal else 1.0)
-        width = min(1.0, op.head_dim / max(128, device.array_dim)) if device.array_dim else min(1.0, op.head_dim / 128) ** 0.25
+        width = (
+            min(1.0, op.head_dim / max(128, device.array_dim))
+            if device.array_dim
+            else min(1.0, op.head_dim / 128) ** 0.25
+        )
         peak = matrix_peak(device, Precision.FP16 if Precision.FP16 in device.matrix_peak else Precision.BF16)
         forward = constants.flash_fraction * peak * width * keys / (keys + constants.flash_half_seq)
     if not op.backward:
@@ -176,7 +180,9 @@ class Device:
 
 
 @lru_cache(maxsize=65536)
-def _product_seconds(shape: tuple[int, int, int, int], peak: float, size: tuple[int, int], constants: Constants) -> float:
+def _product_seconds(
+    shape: tuple[int, int, int, int], peak: float, size: tuple[int, int], constants: Constants
+) -> float:
     units, array = size
     return systolic_seconds(shape, peak, array, constants) if array else gemm_seconds(shape, peak, units, constants)
 

@@ -191,9 +191,7 @@ def core(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) -> Itera
         moved = (2 * heads * queries + kv) * model.head_dim * c.e
         backward = which is Pass.INPUT_GRAD
         # backward reads q, k, v, o, do, writes dq (accumulated in fp32), dk, dv
-        yield FusedAttention(
-            backward, heads, queries, keys, model.head_dim, causal, moved * 3.0 if backward else moved
-        )
+        yield FusedAttention(backward, heads, queries, keys, model.head_dim, causal, moved * 3.0 if backward else moved)
         return
     yield from _unfused_core(c, which, heads, (queries, keys), causal)
 
@@ -301,7 +299,9 @@ def _head(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
         else:  # cast, log-softmax (three reads and a write)
             yield Sweep((cast + 4 * _FP32) * logits, 3.0)
     else:
-        yield Sweep((2 * c.e if fused else 3 * _FP32 + (_FP32 + narrow if narrow else 0.0)) * logits, 1.0 if fused else 3.0)
+        yield Sweep(
+            (2 * c.e if fused else 3 * _FP32 + (_FP32 + narrow if narrow else 0.0)) * logits, 1.0 if fused else 3.0
+        )
         yield MatMul(c.tokens, model.hidden, columns, c.core, in_bytes=c.e, out_bytes=c.e)
 
 

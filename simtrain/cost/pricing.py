@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simtrain.cost import collectives, layers
 from simtrain.cost.collectives import Transfer
@@ -178,7 +178,12 @@ class Pricer:
         transfer = collectives.collective(piece.kind, payload, span, self.scenario.cluster)
         copy = self._flat_copy(piece, payload)
         seconds = calls * transfer.seconds + copy / self.device.hbm
-        if piece.axis == "tp" and piece.backward and self.scenario.stack.overlap_tp_backward and piece.kind is not K.ALL_GATHER:
+        if (
+            piece.axis == "tp"
+            and piece.backward
+            and self.scenario.stack.overlap_tp_backward
+            and piece.kind is not K.ALL_GATHER
+        ):
             block = self._block(piece)
             seconds = self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
         # every byte received is written, every byte sent is read, a reduction reads the local operand too
@@ -193,7 +198,9 @@ class Pricer:
             return 0.0
         if piece.part is Part.PARAMETER:
             return 2.0 * payload
-        return (self.shapes.e + self.scenario.stack.reduce_bytes) * piece.elements if piece.part is Part.GRADIENT else 0.0
+        return (
+            (self.shapes.e + self.scenario.stack.reduce_bytes) * piece.elements if piece.part is Part.GRADIENT else 0.0
+        )
 
     def _message(self, piece: Piece) -> _Price:
         """A boundary activation; each tensor rank carries its share where the stack scatters, and gathers it after."""

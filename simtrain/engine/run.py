@@ -118,14 +118,9 @@ class _Interpreter:
             self.begin(self.released_by(arrived, released), duration, self.contended[group], group, carry)
 
     def released_by(self, arrived: list[tuple[int, int, int]], last: int) -> Members:
-        """Who released each party of a joint activity: its own predecessor if no other ended later, else the last one."""
+        """Who released each party of a joint activity: its own predecessor unless another ended later."""
         latest = self.end[last] * (1 - 1e-12) if last >= 0 else 0.0
-        return tuple(
-            [
-                (sim, task, own if own >= 0 and self.end[own] >= latest else last)
-                for sim, task, own in arrived
-            ]
-        )
+        return tuple([(sim, task, own if own >= 0 and self.end[own] >= latest else last) for sim, task, own in arrived])
 
     def begin(self, members: Members, duration: float, contended: bool, group: int, carry: float) -> None:
         now = self.env.now

@@ -1,9 +1,9 @@
 """Where the ranks sit: classes of identical ranks and of identical process groups, and the NICs that they share.
 
 Rank r runs on machine ``r // devices_per_machine``. The NICs of a machine are one resource, a pool of capacity 1; a
-group that spans several machines loads the pool of each. When folded, one class stands for many ranks, groups or
-machines, and a load says how many real groups of the class use one real machine at once. NICs are full duplex: what leaves a machine
-and what enters it are two resources; a collective loads both, a message one at each end.
+group that spans several machines loads the pool of each. NICs are full duplex: what leaves a machine and what enters it
+are two resources; a collective loads both, a message one at each end. When folded, one class stands for many ranks,
+groups or machines, and a load says how many real groups of the class use one real machine at once.
 """
 
 from __future__ import annotations

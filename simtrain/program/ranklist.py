@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from simtrain.program.actions import Action, ActionKind
 from simtrain.program.emitter import Emitter, Line, Slot
@@ -116,7 +117,7 @@ class RankList:
         cuts |= {j for i, piece in enumerate(pieces) if piece.axis or not self.merge for j in (i, i + 1)}
         edges = sorted(cuts)
         end = -1
-        for at, after in zip(edges, edges[1:], strict=False):
+        for at, after in pairwise(edges):
             if at in needs:
                 deps = (*deps, self._gather(needs[at]))
             run = pieces[at:after]
@@ -203,8 +204,7 @@ class RankList:
         return again and action.kind is not ActionKind.WEIGHT_GRAD
 
     def _gather(self, unit: Unit) -> int:
-        """ZeRO-3 gathers run ``prefetch`` units ahead of compute; ZeRO-1/2 gathers queue up at the start of the step.
-        """
+        """ZeRO-3 gathers run ``prefetch`` units ahead of compute, ZeRO-1/2 gathers queue up at the start."""
         ahead = self.scenario.parallelism.prefetch if self.scenario.parallelism.overlap else 0
         bound = self.unit_ends[-1 - ahead :][:1] if self.zero3 and len(self.unit_ends) > ahead else []
         return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", unit, tuple(bound))

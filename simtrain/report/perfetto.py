@@ -17,7 +17,6 @@ import numpy as np
 from simtrain.program.lowered import Stream
 from simtrain.report.timeline import rank_labels
 from simtrain.trace.memory import MemoryProfile
-from simtrain.trace.metrics import Columns
 from simtrain.trace.spans import SCHEMA_VERSION, Trace
 
 Event = dict[str, Any]
@@ -65,7 +64,7 @@ def _meta(kind: str, pid: int, tid: int = 0, **args: object) -> Event:
 
 def _slices(trace: Trace) -> Iterator[str]:
     """One event a span, as text: there may be hundreds of thousands."""
-    lowered, columns = trace.lowered, Columns.of(trace)
+    lowered, columns = trace.lowered, trace.columns
     names = [json.dumps(work.name)[:-1] for work in lowered.works]
     constant = [
         f'"cat": "{work.pieces[0].kind}", "args": {{"stage": {work.stage}, '

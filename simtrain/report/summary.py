@@ -53,12 +53,8 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "fits": memory["fits"],
         "memory": memory,
         "time": summarise_time(time_split(trace)),
-        "communication": communication_table(
-            trace, inside=cluster.scale_up.name, between=cluster.scale_out.name
-        ),
-        "binds": binds(
-            trace, matrix_peak=peak(scenario), memory_bandwidth=cluster.accelerator.memory_bandwidth
-        ),
+        "communication": communication_table(trace, inside=cluster.scale_up.name, between=cluster.scale_out.name),
+        "binds": binds(trace, matrix_peak=peak(scenario), memory_bandwidth=cluster.accelerator.memory_bandwidth),
         "microbatches": scenario.microbatches,
         "stages": scenario.stages,
         "simulated_ranks": len(trace.lowered.ranks),

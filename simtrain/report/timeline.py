@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from simtrain.program.lowered import PieceKind, SimRank, Stream
 from simtrain.report.palette import BAND_COLOUR, EDGE, IDLE, INK, LIGHT, MUTED, PIECE_BAND, TIME_BAND, Band
-from simtrain.trace.metrics import COMPUTE_STREAM, KINDS, STREAMS, Columns, span_kinds
-from simtrain.trace.spans import Trace
+from simtrain.trace.metrics import COMPUTE_STREAM, KINDS, span_kinds
+from simtrain.trace.spans import STREAMS, Columns, Trace
 from simtrain.units import format_time
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def timeline(trace: Trace, *, title: str = "", subtitle: str = "") -> Figure:
     """
     from matplotlib.figure import Figure
 
-    columns = Columns.of(trace)
+    columns = trace.columns
     rows = _rows(trace, columns)
     count = len(rows.shown)
     row_inches = min(0.62, max(0.115, 6.0 / count))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simtrain.program.demand import EXPOSED_COMMUNICATION, Demand, TimeKind
 from simtrain.program.lowered import Piece, PieceKind
-from simtrain.trace.metrics import COMPUTE_STREAM, Columns, gaps, rank_weights, stretch
+from simtrain.trace.metrics import COMPUTE_STREAM, gaps, rank_weights, stretch
 from simtrain.trace.spans import Trace
 
 _AXIS_KIND = {"tp": TimeKind.TP, "cp": TimeKind.CP, "ep": TimeKind.EP, "pp": TimeKind.PP}
@@ -42,7 +42,7 @@ def communication_table(trace: Trace, *, inside: str = "", between: str = "") ->
         ``axis``, ``kind``, ``calls``, ``bytes`` sent, ``seconds`` in flight, ``exposed_seconds`` (compute waits),
         ``group_size``, ``machines`` that one group spans (0 = unknown), ``network``; longest exposed first.
     """
-    columns = Columns.of(trace)
+    columns = trace.columns
     exposed, _ = gaps(trace, columns)
     on = columns.stream == COMPUTE_STREAM
     slow = stretch(trace, columns)

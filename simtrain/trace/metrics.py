@@ -8,7 +8,6 @@ flight it is *exposed communication*, otherwise the rank waited for another one:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ from numpy.typing import NDArray
 
 from simtrain.program.demand import EXPOSED_COMMUNICATION, TimeKind
 from simtrain.program.lowered import Stream
-from simtrain.trace.spans import Trace
+from simtrain.trace.spans import STREAMS, Columns, Trace
 
 KINDS = tuple(TimeKind)
-STREAMS = tuple(Stream)
 COMPUTE_STREAM = STREAMS.index(Stream.COMPUTE)
 _STREAM_KIND = {
     Stream.COMPUTE: TimeKind.BUBBLE,
@@ -46,34 +44,6 @@ NAMES = {
 """What a reader calls each kind of time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """What the tasks of a trace's spans say, one entry a span."""
-
-    work: NDArray[np.int64]
-    stream: NDArray[np.int64]
-    """Index into ``STREAMS``."""
-    lane: NDArray[np.int64]
-    """Index of the stream in its rank's list."""
-    microbatch: NDArray[np.int64]
-
-    @staticmethod
-    def of(trace: Trace) -> Columns:
-        """Look every span's task up."""
-        lists = trace.lowered.lists
-        offsets = np.cumsum([0, *(len(one.tasks) for one in lists)])
-        rows = np.array(
-            [
-                (task.work, STREAMS.index(one.streams[task.stream]), task.stream, task.microbatch)
-                for one in lists
-                for task in one.tasks
-            ],
-            dtype=np.int64,
-        ).reshape(-1, 4)
-        of_rank = np.array([rank.tasks for rank in trace.lowered.ranks], dtype=np.int64)
-        return Columns(*rows[offsets[of_rank[trace.sim_rank]] + trace.task].T)
-
-
 def time_split(trace: Trace, rank_index: int | None = None) -> dict[TimeKind, float]:
     """Where the step goes.
 
@@ -89,7 +59,7 @@ def time_split(trace: Trace, rank_index: int | None = None) -> dict[TimeKind, fl
     dict
         Seconds by kind, every kind present; they add up to ``trace.step_time``.
     """
-    columns = Columns.of(trace)
+    columns = trace.columns
     exposed, bubble = gaps(trace, columns)
     by_rank = _split_by_rank(trace, columns, exposed, bubble)
     values = by_rank[rank_index] if rank_index is not None else rank_weights(trace) @ by_rank
@@ -122,7 +92,7 @@ def bubble_fraction(trace: Trace) -> float:
 
 def streams_busy(trace: Trace, rank_index: int) -> dict[Stream, float]:
     """Seconds during which each class of streams of one rank has work in flight; overlap in a class counts once."""
-    columns, mine = Columns.of(trace), trace.sim_rank == rank_index
+    columns, mine = trace.columns, trace.sim_rank == rank_index
     return {
         stream: _union(trace.start[chosen], trace.end[chosen])
         for code, stream in enumerate(STREAMS)
@@ -305,7 +275,7 @@ def _compute_side(trace: Trace, matrix_peak: float, memory_bandwidth: float) -> 
     """``matrix math`` or ``memory bandwidth``: the longer side of the roofline of all that the compute streams did."""
     if matrix_peak <= 0 or memory_bandwidth <= 0:
         return NAMES[TimeKind.COMPUTE]
-    work = Columns.of(trace).work
+    work = trace.columns.work
     flops = sum(trace.demands[index].flops for index in work.tolist())
     moved = sum(trace.demands[index].hbm_bytes for index in work.tolist())
     return "matrix math" if flops / matrix_peak >= moved / memory_bandwidth else "memory bandwidth"
@@ -313,7 +283,7 @@ def _compute_side(trace: Trace, matrix_peak: float, memory_bandwidth: float) -> 
 
 def _pace(trace: Trace) -> str:
     """Names the rank that is busier than the mean, where that is by more than 2 %."""
-    columns = Columns.of(trace)
+    columns = trace.columns
     on = columns.stream == COMPUTE_STREAM
     ranks = trace.lowered.ranks
     busy = np.bincount(trace.sim_rank[on], weights=(trace.end - trace.start)[on], minlength=len(ranks))

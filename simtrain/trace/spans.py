@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +37,20 @@ if TYPE_CHECKING:
     from pandas import Categorical, DataFrame
 
 SCHEMA_VERSION = 1
+STREAMS = tuple(Stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the tasks of a trace's spans say, one entry a span."""
+
+    work: NDArray[np.intp]
+    stream: NDArray[np.intp]
+    """Index into ``STREAMS``."""
+    lane: NDArray[np.intp]
+    """Index of the stream in its rank's list."""
+    microbatch: NDArray[np.intp]
+    slot: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -58,16 +73,23 @@ class Trace:
         """s from the start of the step to its last end."""
         return float(self.end.max()) if len(self.end) else 0.0
 
+    @cached_property
+    def columns(self) -> Columns:
+        """What every span's task says."""
+        lists, ranks = self.lowered.lists, self.lowered.ranks
+        tasks = [task for one in lists for task in one.tasks]
+        lane, work, microbatch, _, slot = zip(*tasks, strict=True) if tasks else ((),) * 5
+        first = _offsets([len(one.tasks) for one in lists])
+        entry = first[np.array([rank.tasks for rank in ranks], np.intp)][self.sim_rank] + self.task
+        stream = [STREAMS.index(one.streams[task.stream]) for one in lists for task in one.tasks]
+        return Columns(*(np.array(column, np.intp)[entry] for column in (work, stream, lane, microbatch, slot)))
+
     def frame(self) -> DataFrame:
         """The spans as a pandas DataFrame with the columns documented above; text columns are categorical."""
         import pandas as pd
 
-        lowered = self.lowered
-        first = _offsets([len(tasks.tasks) for tasks in lowered.lists])
-        entry = first[np.array([rank.tasks for rank in lowered.ranks], np.intp)][self.sim_rank] + self.task
-        work = np.array([task.work for tasks in lowered.lists for task in tasks.tasks], np.intp)[entry]
-        microbatch = [task.microbatch for tasks in lowered.lists for task in tasks.tasks]
-        stream = [tasks.streams[task.stream] for tasks in lowered.lists for task in tasks.tasks]
+        lowered, columns = self.lowered, self.columns
+        work = columns.work
         axis = ["", *(group.axis for group in lowered.groups)]
 
         def text(values: Sequence[str], index: NDArray[np.intp], also: Iterable[str] = ()) -> Categorical[str]:
@@ -82,12 +104,12 @@ class Trace:
                 "step": np.zeros(len(self.end), np.int32),
                 "rank": np.array([rank.rank for rank in lowered.ranks], np.int64)[self.sim_rank],
                 "multiplicity": np.array([rank.multiplicity for rank in lowered.ranks], np.int64)[self.sim_rank],
-                "stream": text(stream, entry, Stream),
+                "stream": text(STREAMS, columns.stream),
                 "kind": text([work.pieces[0].kind for work in lowered.works], work, PieceKind),
                 "unit": text([work.name for work in lowered.works], work),
                 "stage": np.array([work.stage for work in lowered.works], np.int32)[work],
-                "microbatch": np.array(microbatch, np.int32)[entry],
-                "group": text(axis, self._group(entry) + 1),
+                "microbatch": columns.microbatch.astype(np.int32),
+                "group": text(axis, self._group() + 1),
                 "bytes": np.array([demand.wire_bytes for demand in self.demands], np.float64)[work],
                 "flops": np.array([demand.flops for demand in self.demands], np.float64)[work],
                 "start": self.start,
@@ -97,10 +119,9 @@ class Trace:
             }
         )
 
-    def _group(self, entry: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Index of each span's process group, -1 where alone: entry of all lists -> slot -> group of the rank."""
-        lowered = self.lowered
-        slot = np.array([task.slot for tasks in lowered.lists for task in tasks.tasks], np.intp)[entry]
+    def _group(self) -> NDArray[np.intp]:
+        """Index of each span's process group, -1 where alone: slot -> group of the rank."""
+        lowered, slot = self.lowered, self.columns.slot
         first = _offsets([len(rank.groups) for rank in lowered.ranks])[self.sim_rank]
         groups = np.array([*(group for rank in lowered.ranks for group in rank.groups), -1], np.intp)
         return groups[np.where(slot >= 0, first + slot, -1)]

@@ -88,7 +88,7 @@ def measure(label: str, lowered: Lowered, prices: tuple[Demand, ...]) -> None:
     trace.frame()
     framed = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(  # noqa: T201
+    print(
         f"{label:34} {lowered.task_count:9,} tasks {took:6.2f} s {lowered.task_count / took:9,.0f} tasks/s; "
         f"frame {framed:5.2f} s; step {trace.step_time:.6f} s; peak {peak:.2f} GiB",
         flush=True,

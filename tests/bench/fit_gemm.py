@@ -45,7 +45,9 @@ class Kind(Enum):
     @staticmethod
     def of(table: Mapping[str, Any]) -> Kind:
         """By the envelope mark, or the source that fitted training shapes."""
-        return Kind.SEARCH if table.get("envelope") else Kind.TRAINING if table["src"] == ["simumax"] else Kind.BENCHMARK
+        return (
+            Kind.SEARCH if table.get("envelope") else Kind.TRAINING if table["src"] == ["simumax"] else Kind.BENCHMARK
+        )
 
 
 def points(row: Mapping[str, Any], kind: Kind) -> Points:
@@ -76,7 +78,12 @@ def fit(device: Accelerator, start: Constants, table: Points, free: tuple[str, .
     bounds = tuple([limit[i] for i in index] for limit in BOUNDS)
     tries = [
         least_squares(
-            residuals, [x[i] for i in index], x_scale=[SCALE[i] for i in index], bounds=bounds, loss="soft_l1", f_scale=0.05
+            residuals,
+            [x[i] for i in index],
+            x_scale=[SCALE[i] for i in index],
+            bounds=bounds,
+            loss="soft_l1",
+            f_scale=0.05,
         )
         for x in STARTS
     ]

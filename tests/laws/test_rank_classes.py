@@ -77,7 +77,9 @@ def check(placement: Placement, layout: Layout, per_machine: int) -> None:
                 max(spread.values()),
             )
             one_way = axis.startswith("pp")
-            ways = {machine[ranks[0]]: (OUT,), machine[ranks[-1]]: (IN,)} if one_way else dict.fromkeys(spread, (OUT, IN))
+            ways = (
+                {machine[ranks[0]]: (OUT,), machine[ranks[-1]]: (IN,)} if one_way else dict.fromkeys(spread, (OUT, IN))
+            )
             using.update((index, where, way) for where in spread if len(spread) > 1 for way in ways[where])
 
     # machines of one class hold the same ranks and carry the same loads, which are those of the group classes

@@ -53,7 +53,7 @@ def scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
 @given(scenarios())
 @settings(max_examples=40)
 def test_merged_equals_unmerged(made: Scenario) -> None:
-    """To rounding in time; in memory the merged peak bounds the other one, by the few messages that arrive meanwhile."""
+    """To rounding in time; in memory the merged peak bounds the other, by the messages that arrive meanwhile."""
     merged, cut = simulate(made), simulate(made, merge=False)
     assert merged.step_time == pytest.approx(cut.step_time, rel=1e-9)
     for index in merged.memory.ranks:
@@ -126,9 +126,7 @@ def faster(made: Scenario, what: str) -> Scenario:
             "scale_up": replace(cluster.scale_up, latency=cluster.scale_up.latency / 2),
             "scale_out": replace(cluster.scale_out, latency=cluster.scale_out.latency / 2),
         },
-        "flops": {
-            "accelerator": replace(device, matrix_peak={k: 2 * v for k, v in device.matrix_peak.items()})
-        },
+        "flops": {"accelerator": replace(device, matrix_peak={k: 2 * v for k, v in device.matrix_peak.items()})},
         "hbm": {"accelerator": replace(device, memory_bandwidth=2 * device.memory_bandwidth)},
     }[what]
     return replace(made, cluster=replace(cluster, **changed))
@@ -183,7 +181,7 @@ def ideal(lowered: Lowered, forward: float, backward: float) -> tuple[Demand, ..
 def test_pipelines_reach_their_closed_forms(
     schedule: str, pp: int, rounds: int, blocks: int, forward: float, backward: float
 ) -> None:
-    """Step = (m + (p - 1)/v) (F + B) (Narayanan 2021, section 2.2), for any m of GPipe and 1F1B, m a multiple of p else."""
+    """Step = (m + (p - 1)/v) (F + B) (Narayanan 2021, section 2.2); interleaved: m a multiple of p."""
     virtual = 2 if schedule == "interleaved" else 1
     microbatches = rounds * pp if schedule == "interleaved" else rounds + pp - 1
     made = scenario(
