@@ -288,7 +288,7 @@ def _data(data: object, form: Format) -> None:
     if form is Format.JSON:
         typer.echo(json.dumps(data, indent=2, default=str))
     else:
-        from simtrain.scenario.files import dump
+        from simtrain.scenario.yamltext import dump
 
         typer.echo(dump(data), nl=False)
 

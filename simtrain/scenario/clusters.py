@@ -62,7 +62,7 @@ def find(spec: ClusterSpec, tables: Tables, problems: Problems) -> Hardware:
         defaults.append("cluster.network")
     inside = (machine.scale_up if machine else "") or (accelerator.scale_up if accelerator else "")
     scale_up = _link(spec.scale_up, inside, "cluster.scale_up", tables, problems)
-    nics = spec.nics_per_machine or _nics(accelerator, usual, per_machine, name)
+    nics = spec.nics_per_machine or _nics(accelerator, usual, per_machine, scale_out)
     if spec.nics_per_machine is None and machine is None:
         defaults.append("cluster.nics_per_machine")
     return Hardware(
@@ -169,12 +169,12 @@ def _scale_out(
             f"missing: no usual network of {accelerator.name} is known; choose from " + ", ".join(between(tables)),
         )
     link = _link(spec, default, "cluster.network", tables, problems)
-    name = link.name if link else name
     if link and not tpu and link.name not in between(tables):
         problems.add(
             "cluster.network",
             f"{name!r} joins devices inside a machine, not machines; choose from " + ", ".join(between(tables)),
         )
+    name = link.name if link else name
     changed = spec is not None and (spec.bandwidth or spec.latency or spec.efficiency)
     return f"{name} (changed)" if changed else name, link
 
@@ -193,8 +193,9 @@ def _link(spec: NetworkSpec | None, default: str, key: str, tables: Tables, prob
     return replace(link, **said) if said else link
 
 
-def _nics(accelerator: Accelerator | None, usual: Machine | None, per_machine: int, network: str) -> int:
+def _nics(accelerator: Accelerator | None, usual: Machine | None, per_machine: int, link: Link | None) -> int:
     """NICs a machine: its row's, scaled to the devices in use; one a device where ICI joins the hosts."""
-    if usual is None or (accelerator and accelerator.kind is AcceleratorKind.TPU and network == accelerator.scale_up):
+    tpu = accelerator is not None and accelerator.kind is AcceleratorKind.TPU
+    if usual is None or (tpu and accelerator and link and link.name == accelerator.scale_up):
         return per_machine
-    return max(1, usual.nics * per_machine // usual.devices) if usual.devices != per_machine else max(1, usual.nics)
+    return max(1, usual.nics * per_machine // usual.devices)

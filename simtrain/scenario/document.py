@@ -60,6 +60,7 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
     }
     if built.measured:
         filled["measured"] = _with_units(dict(built.measured))
+    filled["defaults"] = list(built.defaults)
     return filled
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import ValidationError
 
 from simtrain.errors import InputError, Problem, did_you_mean
@@ -79,41 +78,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def resolved_yaml(scenario: Scenario) -> str:
-    """The filled-in file of a scenario; loading it with the same tables gives an equal scenario."""
-    text = dump(dict(scenario.document))
+    """The filled-in file of a scenario; loading it with the same tables gives an equal scenario with equal defaults."""
     cluster = scenario.cluster
     network = f" (network between machines: {cluster.network_name})" if cluster.network_is_default else ""
+    text = yamltext.dump(dict(scenario.document))
     return f"# Everything this run depends on, beside the hardware rows it names{network}.\n{text}"
-
-
-def dump(data: object) -> str:
-    """Plain data as YAML that YAML 1.1 and 1.2 readers take alike; keys in their order."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-
-
-_SAFE = {ord(c): "x" for c in "-._"}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.2 readers would take for a number and writes short lists in one line."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    plain = yamltext.parse_value(f"[{value}]") == [value] if value.translate(_SAFE).isalnum() else False
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
-
-
-def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", repr(value))
-
-
-def _list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.SequenceNode:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
-
-
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(float, _float)
-_Dumper.add_representer(list, _list)
 
 
 def _find(name: str, folder: Path = Path(), said: Problem | None = None) -> Path:
@@ -125,8 +94,8 @@ def _find(name: str, folder: Path = Path(), said: Problem | None = None) -> Path
         found = None
     if found is None:
         what = f"no such file, and no shipped scenario of that name{did_you_mean(name, shipped.scenarios())}"
-        message = f"{name[:200]!r}: {what}"
-        raise InputError([replace(said, message=message) if said else Problem(message=message)])
+        problem = replace(said, message=f"{name[:200]!r}: {what}") if said else Problem(name[:200], message=what)
+        raise InputError([problem])
     return found
 
 
@@ -171,12 +140,21 @@ def _override(text: str) -> Layer:
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of two layers; see ``_BASES`` and ``_ALTERNATIVES``."""
     merged = dict(below)
+    if isinstance(listed := below.get("defaults"), list):
+        merged["defaults"] = [key for key in listed if not (isinstance(key, str) and _says(above, key.split(".")))]
     for key, value in above.items():
         if key in (*SECTIONS, "model"):
             merged[key] = _merge_section((key,), merged.get(key), value)
         else:
             merged[key] = value
     return merged
+
+
+def _says(data: Any, path: list[str]) -> bool:
+    """A layer sets a key, or all that is around it."""
+    if not isinstance(data, Mapping) or not path or any(data.get(base) is not None for base in _BASES):
+        return True
+    return path[0] in data and _says(data[path[0]], path[1:])
 
 
 def _merge_section(path: tuple[str, ...], below: Any, above: Any) -> Any:

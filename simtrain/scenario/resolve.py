@@ -83,7 +83,7 @@ class _Resolver:
             parallelism=parallelism,
             stack=stack,
             measured=_measured(spec),
-            defaults=tuple(sorted(self.defaults)),
+            defaults=tuple(sorted({*self.defaults, *(spec.defaults or ())})),
         )
         object.__setattr__(built, "document", document(built, spec))
         return built

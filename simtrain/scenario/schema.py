@@ -252,3 +252,5 @@ class ScenarioFile(Section):
     input: Any = None
     job: Any = None
     measured: MeasuredSpec | None = None
+    defaults: Annotated[list[str], Field(max_length=1000)] | None = None
+    """In a resolved file: dotted keys that nobody chose. Whoever changes one takes it off the list, or overrides it."""

@@ -1,4 +1,4 @@
-"""YAML 1.2 text -> plain data that remembers where each value stood.
+"""YAML 1.2 text <-> plain data; what was read remembers where each value stood.
 
 The text is untrusted: size, nesting and alias expansion are bounded before anything is built, tags are refused,
 a key may stand once. Whatever is wrong comes back as ``InputError`` with file, line and column.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yamlcore import CCoreLoader
+from yamlcore import CCoreLoader, CoreDumper
 
 from simtrain.errors import InputError, Problem
 
@@ -108,6 +108,33 @@ def describe(value: object) -> str:
         return f"{float(value):.3g}" if abs(value) < 10**300 else "a number out of all bounds"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def dump(data: Any) -> str:
+    """Plain data as YAML that ``parse`` reads back: text that looks like a number is quoted, a list takes one line."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True))
+
+
+class _Dumper(CoreDumper):  # type: ignore[misc]
+    """Writes lists of plain values in one line."""
+
+
+def _represent_list(dumper: Any, value: list[Any]) -> yaml.SequenceNode:
+    nested = any(isinstance(item, dict) for item in value)
+    node: yaml.SequenceNode = dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=not nested)
+    return node
+
+
+def _represent_text(dumper: Any, value: str) -> yaml.ScalarNode:
+    """PyYAML escapes the odd line breaks of Unicode in double quotes alone."""
+    node: yaml.ScalarNode = dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, style=None if value.isascii() else '"'
+    )
+    return node
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(str, _represent_text)
 
 
 def _error(file: str, message: str, place: Place = (0, 0)) -> InputError:

@@ -171,7 +171,7 @@ def test_all_problems_are_shown_one_a_line_with_their_places(
 
 def test_a_missing_file_is_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "run", "nowhere.yaml") == 2
-    assert capsys.readouterr().err.startswith("'nowhere.yaml': no such file")
+    assert capsys.readouterr().err.startswith("nowhere.yaml: no such file")
 
 
 def test_an_unwritable_folder_is_refused_before_the_work(

@@ -41,6 +41,13 @@ def test_a_named_network_is_no_default() -> None:
     assert (found.network_name, found.network_is_default) == ("eth_100", False)
 
 
+def test_aliases_mean_their_row() -> None:
+    found = cluster(accelerator="a100-sxm4-80gb", devices=8, network="hdr")
+    assert (found.accelerator.name, found.network_name) == ("A100-SXM4-80GB", "ib_hdr")
+    with pytest.raises(InputError, match="'nvlink4' joins devices inside a machine, not machines"):
+        cluster(machine="DGX-H100", nodes=2, network="nvlink4")
+
+
 def test_a_link_inside_the_machine_may_change() -> None:
     found = cluster(machine="DGX-A100", nodes=1, scale_up={"bandwidth": "150 GB/s"})
     assert found.scale_up.bandwidth == 150e9
@@ -52,6 +59,8 @@ def test_hosts_of_a_tpu_slice_reach_each_other_over_ici() -> None:
     assert (found.accelerator.name, found.devices) == ("TPU-v5e", 64)
     assert found.scale_out == found.scale_up
     assert found.nics_per_machine == found.devices_per_machine < 64
+    faster = cluster(slice="v5litepod-64", network={"bandwidth": "500 GB/s"})
+    assert (faster.network_name, faster.nics_per_machine) == ("ici_v5e (changed)", found.nics_per_machine)
 
 
 def test_every_accelerator_row_makes_a_cluster() -> None:

@@ -204,7 +204,7 @@ def test_errors_name_the_override(tmp_path: Path) -> None:
         )
     assert str(caught.value).splitlines() == [
         "-o nothing.at=all: nothing: unknown key (choose from name, extends, stack, seed, cluster, model, training,"
-        " parallelism, input, job, measured)",
+        " parallelism, input, job, measured, defaults)",
         "-o parallelism.stage_layers=[1, b]: parallelism.stage_layers.1: must be a whole number, not 'b'",
         "-o parallelism.tpp=2: parallelism.tpp: unknown key (did you mean 'tp'?)",
         "-o training.micro_batch=x: training.micro_batch: must be a whole number, not 'x'",
@@ -259,8 +259,22 @@ def test_resolved_files_and_documents_give_the_same_scenario(tmp_path: Path) -> 
         scenario = load(tmp_path, GOOD, *overrides)
         again = files.load(write(tmp_path, files.resolved_yaml(scenario), "resolved.yaml"))
         assert again == scenario
+        assert again.defaults == scenario.defaults
         assert files.from_mapping(scenario.document) == scenario
         assert files.resolved_yaml(again) == files.resolved_yaml(scenario)
+
+
+def test_a_resolved_file_remembers_what_nobody_chose(tmp_path: Path) -> None:
+    scenario = load(tmp_path)
+    path = write(tmp_path, files.resolved_yaml(scenario), "resolved.yaml")
+    assert {"training.optimizer", "model.kv_heads", "seed"} <= set(scenario.defaults)
+    changed = files.load(path, overrides=("training.optimizer=sgd", "model.kv_heads=4")).defaults
+    assert set(scenario.defaults) - set(changed) == {"training.optimizer", "model.kv_heads"}
+    child = write(
+        tmp_path, "extends: resolved.yaml\nmodel: {preset: gpt2-small, layers: 24, heads: 16, head_dim: 48}\n", "c.yaml"
+    )
+    chosen = set(scenario.defaults) - set(files.load(child, overrides=("training.seq_len=1024",)).defaults)
+    assert chosen == {key for key in scenario.defaults if key.startswith("model.")}
 
 
 @pytest.mark.parametrize("name", sorted(shipped.scenarios()))
@@ -329,8 +343,9 @@ def test_what_is_no_mapping(data: Any) -> None:
 def test_json_schema_knows_every_key_and_is_json() -> None:
     schema = json.loads(json.dumps(files.json_schema()))
     assert set(schema["properties"]) == {
-        "name", "extends", "stack", "seed", "cluster", "model", "training", "parallelism", "input", "job", "measured"
-    }  # fmt: skip
+        *("name", "extends", "stack", "seed", "cluster", "model", "training", "parallelism", "input", "job"),
+        *("measured", "defaults"),
+    }
     assert schema["additionalProperties"] is False
     assert {"placement", "degraded", "slice"} <= set(schema["$defs"]["ClusterSpec"]["properties"])
     assert {"shard_size", "cp_kind", "mesh_order"} <= set(schema["$defs"]["ParallelismSpec"]["properties"])

@@ -3,11 +3,47 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simtrain.errors import InputError
 from simtrain.scenario import yamltext
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**15), 10**15) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(data=st.dictionaries(st.text(max_size=8), PLAIN, min_size=1, max_size=4))
+def test_what_is_written_reads_back(data: dict[str, Any]) -> None:
+    assert yamltext.parse(yamltext.dump(data)).data == data
+
+
+def test_written_form() -> None:
+    data = {
+        "step_time": "18.13 s",
+        "on": "no",
+        "t": "12:30",
+        "n": "1e9",
+        "x": 9e11,
+        "l": [1, "auto"],
+        "m": {"a b": "true"},
+    }
+    assert yamltext.dump(data).splitlines() == [
+        "step_time: 18.13 s",
+        "on: no",
+        "t: 12:30",
+        "n: '1e9'",
+        "x: 900000000000.0",
+        "l: [1, auto]",
+        "m:",
+        "  a b: 'true'",
+    ]
 
 
 def problem(text: str) -> str:
