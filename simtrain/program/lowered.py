@@ -113,9 +113,9 @@ class Group:
     """A process group, or a class of identical ones when folded."""
 
     axis: str
-    """tp, cp, dp, pp (a channel), embedding, model."""
+    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), embedding, pp (a channel)."""
     parties: tuple[int, ...]
-    """Simulated ranks that take part, each once."""
+    """Simulated ranks that take part, each once, ascending."""
     size: int
     """Real ranks in one process group."""
     machines: int
@@ -123,7 +123,7 @@ class Group:
     members_per_machine: int
     """Largest number of its ranks on one machine."""
     loads: tuple[tuple[int, float], ...] = ()
-    """(network resource, how many real groups like this one use it at once): the multiplicity on shared links."""
+    """(resource, how many real groups like this one use that direction of one such machine's NICs at once)."""
 
 
 @dataclass(frozen=True, slots=True)

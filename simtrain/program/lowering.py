@@ -11,7 +11,7 @@ from simtrain.program.actions import Action, Program
 from simtrain.program.emitter import Slot
 from simtrain.program.jitter import slowdowns
 from simtrain.program.lowered import Group, Lowered, SimRank, Span, TaskList, Work
-from simtrain.program.placement import GroupClass, Placement, place
+from simtrain.program.placement import Placement, place
 from simtrain.program.ranklist import RankList, Surroundings
 from simtrain.program.schedules import build
 from simtrain.scenario.scenario import Scenario
@@ -89,7 +89,7 @@ class _Lowering:
             works=tuple(self.works),
             lists=tuple(tasks for _, tasks, _ in lists.values()),
             ranks=tuple(ranks),
-            groups=tuple(_record(self.placement.groups[number]) for number, _ in self.groups),
+            groups=tuple(self.placement.groups[number] for number, _ in self.groups),
             resources=self.placement.resources,
         )
 
@@ -124,9 +124,5 @@ def _neighbours(here: int, actions: tuple[Action, ...], stage_rank: dict[int, in
     return sorted({stage_rank[stage] for stage in beside if stage in stage_rank} - {here})
 
 
-def _span(group: GroupClass) -> Span:
+def _span(group: Group) -> Span:
     return Span(group.size, group.machines, group.members_per_machine)
-
-
-def _record(group: GroupClass) -> Group:
-    return Group(group.axis, group.parties, group.size, group.machines, group.members_per_machine, group.loads)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simtrain.program.folding import GROUP_AXES, LANE, Floats, Ints, base_rank, lockstep, number, over, refine
+from simtrain.program.lowered import Group
 from simtrain.scenario.hardware import Cluster
 from simtrain.scenario.layout import Layout
 
@@ -38,30 +39,12 @@ class RankClass:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupClass:
-    """Process groups that are simulated as one."""
-
-    axis: str
-    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), embedding, pp (a channel)."""
-    parties: tuple[int, ...]
-    """Indices of rank classes, each once, ascending."""
-    size: int
-    """Real ranks in one group."""
-    machines: int
-    """Machines that one group spans."""
-    members_per_machine: int
-    """Largest number of its ranks on one machine."""
-    loads: tuple[tuple[int, float], ...] = ()
-    """(resource, how many real groups of this class use that direction of one such machine's NICs at once)."""
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
     """Answer of ``place``."""
 
     layout: Layout
     ranks: tuple[RankClass, ...]
-    groups: tuple[GroupClass, ...]
+    groups: tuple[Group, ...]
     resources: tuple[str, ...]
     """Two a class of machines: its NICs outward (even index), its NICs inward (odd)."""
     machine_counts: tuple[int, ...]
@@ -180,7 +163,7 @@ def _place_aligned(
     )
     boxes = layout.world // prod(extents.values())
     machine_counts = (boxes * per_box // pp,) * (pp // per_box)
-    groups: list[GroupClass] = []
+    groups: list[Group] = []
     table: dict[str, tuple[int, ...]] = {}
     for axis, axes in GROUP_AXES.items():
         size, inside = prod(layout.degree(a) for a in axes), prod(extents[a] for a in axes)
@@ -190,7 +173,7 @@ def _place_aligned(
         for party in parties:
             pools = sorted({q // per_box for q in party}) if inside < size else ()
             ports = tuple((2 * pool + way, load) for pool in pools for way in (OUT, IN))
-            groups.append(GroupClass(axis, party, size, size // inside, inside, ports))
+            groups.append(Group(axis, party, size, size // inside, inside, ports))
         table[axis] = tuple(first + q % len(parties) for q in range(pp))
     load = float(prod(extent for a, extent in extents.items() if a != "pp"))
 
@@ -200,7 +183,7 @@ def _place_aligned(
         if axis != "pp":
             ports |= {2 * (b // per_box) + OUT, 2 * (a // per_box) + IN}
         loads = tuple((port, load) for port in sorted(ports)) if crosses else ()
-        groups.append(GroupClass(axis, (min(a, b), max(a, b)), 2, 1 + crosses, 2 - crosses, loads))
+        groups.append(Group(axis, (min(a, b), max(a, b)), 2, 1 + crosses, 2 - crosses, loads))
         return len(groups) - 1
 
     shared = pair("embedding", 0, pp - 1) if pp > 1 else -1
@@ -263,7 +246,7 @@ def _place_any(
     machine_class = number(np.minimum.reduceat(classes, np.arange(0, layout.world, per_machine)))
     _, heads, machine_counts = np.unique(machine_class, return_index=True, return_counts=True)
     site = _Site(classes, np.arange(layout.world) // per_machine, machine_class, heads)
-    groups: list[GroupClass] = []
+    groups: list[Group] = []
     table: dict[str, tuple[int, ...]] = {}
     for axis, axes in GROUP_AXES.items():
         base = base_rank(layout, axes)
@@ -294,7 +277,7 @@ def _place_any(
     return Placement(layout, ranks, tuple(groups), resources, counted, table, channel_table, classes)
 
 
-def _classify(family: _Family, site: _Site, groups: list[GroupClass]) -> Ints:
+def _classify(family: _Family, site: _Site, groups: list[Group]) -> Ints:
     """Append the classes of a family's groups to ``groups``; return the index there of each real group."""
     _, sample, group_class = np.unique(family.labels, return_index=True, return_inverse=True)
     machines, classes = len(site.machine_class), int(site.classes.max()) + 1
@@ -323,7 +306,7 @@ def _classify(family: _Family, site: _Site, groups: list[GroupClass]) -> Ints:
     for i, one in enumerate(sample):
         loads = tuple(zip(*pools[i], strict=True))
         numbers = (int(sizes[one]), int(spans[one]), int(largest[one]))
-        groups.append(GroupClass(family.axis, tuple(party[i][0]), *numbers, loads))
+        groups.append(Group(family.axis, tuple(party[i][0]), *numbers, loads))
     return offset + group_class
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simtrain.program.placement import GroupClass, Placement, place
+from simtrain.program.lowered import Group
+from simtrain.program.placement import Placement, place
 from simtrain.scenario.layout import Layout
 from tests.unit.program.clusters import cluster
 
@@ -30,7 +31,7 @@ def test_gpt3_on_1024_devices_by_hand() -> None:
     assert lie(placement, "model") == (64, 8, 8, both(*((q, 1.0) for q in range(8))))
     assert lie(placement, "embedding") == (2, 2, 1, both((0, 8.0), (7, 8.0)))
     assert placement.group("embedding", 3) == -1
-    assert placement.groups[placement.channel(2, 3)] == GroupClass("pp", (2, 3), 2, 2, 1, ((4, 8.0), (7, 8.0)))
+    assert placement.groups[placement.channel(2, 3)] == Group("pp", (2, 3), 2, 2, 1, ((4, 8.0), (7, 8.0)))
     assert placement.channel(2, 3) != placement.channel(3, 2)
     assert placement.resources[7] == "NICs of machine 48 in (and 15 alike)"
 
