@@ -112,7 +112,9 @@ def main() -> None:
         found = fit(device, Constants.of(device), table, free)
         off = errors(device, found, table)
         fitted = {key: float(f"{getattr(found, key):.3g}") for key in free}
-        lines = [f"{name} {fitted} mean error {np.abs(off).mean():.1%}, sustained {sustained(device, found, row.data):.3f}"]
+        lines = [
+            f"{name} {fitted} mean error {np.abs(off).mean():.1%}, sustained {sustained(device, found, row.data):.3f}"
+        ]
         lines += [f"   {'x'.join(map(str, at)):>18s} {np.expm1(err):+.1%}" for at, err in zip(table, off, strict=True)]
         sys.stdout.write("\n".join(lines) + "\n")
 

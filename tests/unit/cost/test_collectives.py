@@ -99,9 +99,7 @@ def test_a_faster_or_nearer_link_is_never_slower(payload: float, n: int, machine
         assert collective(kind, payload, span, replace(CLUSTER, **links)).seconds <= slow
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "busbw"), [(33.6e6, 160.0e9), (268e6, 215.2e9)], ids=["34 MB", "268 MB"]
-)
+@pytest.mark.parametrize(("nbytes", "busbw"), [(33.6e6, 160.0e9), (268e6, 215.2e9)], ids=["34 MB", "268 MB"])
 def test_all_reduce_of_eight_a100_is_near_the_measured_bus_bandwidth(nbytes: float, busbw: float) -> None:
     tables = load_tables()
     cluster = replace(CLUSTER, scale_up=tables.networks.find("nvlink3"))

@@ -113,7 +113,13 @@ def test_every_shipped_accelerator_has_its_constants() -> None:
         assert 0.5 < constants.hbm_copy <= 1.0, name
 
 
-FITTED = {"A100-SXM4-80GB": 0.066, "H100-SXM5-80GB": 0.044, "H200-SXM-141GB": 0.054, "B200-SXM-180GB": 0.052, "L40S": 0.068}
+FITTED = {
+    "A100-SXM4-80GB": 0.066,
+    "H100-SXM5-80GB": 0.044,
+    "H200-SXM-141GB": 0.054,
+    "B200-SXM-180GB": 0.052,
+    "L40S": 0.068,
+}
 
 
 @pytest.mark.parametrize(("name", "error"), FITTED.items())
