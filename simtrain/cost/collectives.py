@@ -132,4 +132,4 @@ def message(payload: float, span: Span, cluster: Cluster) -> Transfer:
         nics = node_nics(cluster, 1)
         link, bandwidth, share = cluster.scale_out, nics * cluster.scale_out.achieved, nics / cluster.nics_per_machine
     seconds = link.base_latency + link.latency + step_seconds(payload, bandwidth, link.half_bytes)
-    return Transfer(seconds, payload, share, SM_SHARE_SCALE_OUT)
+    return Transfer(seconds, payload, share, 0.0)

@@ -1,9 +1,9 @@
 """Fit the shape constants of ``cost.compute`` on the measured product tables: ``python tests/bench/fit_gemm.py``.
 
 Prints, for every accelerator with a table of its own, the constants that ``hardware_specs/efficiencies/<name>.yaml``
-holds and the error of each point. ``gemm_fraction, gemm_ramp, gemm_tile, gemm_seconds`` minimise the soft absolute error
-of log time over the table; ``sustained`` is what training shapes reach of that, or the best of a random-data search over
-the best of the table. No training run is used.
+holds and the error of each point. ``gemm_fraction, gemm_ramp, gemm_tile, gemm_seconds`` minimise the soft absolute
+error of log time over the table; ``sustained`` is what training shapes reach of that, or the best of a random-data
+search over the best of the table. No training run is used.
 """
 
 from __future__ import annotations
