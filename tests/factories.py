@@ -48,6 +48,7 @@ A100 = Accelerator(
             "sustained": 0.9,
             "hbm_copy": 0.8,
             "sweep_seconds": 3e-6,
+            "score_fraction": 0.9,
             "flash_fraction": 0.65,
             "flash_backward": 0.9,
             "flash_half_seq": 256.0,

@@ -6,8 +6,8 @@ n ranks on k machines, P bytes of payload (the whole, gathered or reduced, tenso
     all-gather, reduce-scatter  half of it
     tree all-reduce       2 P bytes a link in a pipeline, 2 (n / k - 1) + 2 log2 k hops (NCCL's double binary tree)
 
-Across machines a group leaves its machine through the NICs of its members alone; its bandwidth is bound by them and by the
-links inside. How much of the machine's NIC pool that takes is the group's network share.
+Across machines a group leaves its machine through the NICs of its members alone; its bandwidth is bound by them and by
+the links inside. How much of the machine's NIC pool that takes is the group's network share.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ NOTHING = Transfer(0.0, 0.0, 0.0, 0.0)
 def step_seconds(size: float, bandwidth: float, half_bytes: float) -> float:
     """Time of moving ``size`` bytes as one step, s: the rate rises as 1 / (1 + sqrt(half / size)).
 
-    The square root is the shape of NCCL's bus bandwidth over the size (8 A100: 0.22, 0.5, 0.73, 0.92 of the limit at steps
-    of 16 KB, 262 KB, 4.2 MB, 34 MB; aiconfigurator tables): protocol, then channels, then chunks change with the size.
+    The square root is the shape of NCCL's bus bandwidth over the size (8 A100: 0.22, 0.5, 0.73, 0.92 of the limit at
+    steps of 16 KB, 262 KB, 4.2 MB, 34 MB; aiconfigurator tables): protocol, channels, chunks change with the size.
     """
     return size / bandwidth * (1.0 + sqrt(half_bytes / size)) if size > 0 else 0.0
 
@@ -132,4 +132,4 @@ def message(payload: float, span: Span, cluster: Cluster) -> Transfer:
         nics = node_nics(cluster, 1)
         link, bandwidth, share = cluster.scale_out, nics * cluster.scale_out.achieved, nics / cluster.nics_per_machine
     seconds = link.base_latency + link.latency + step_seconds(payload, bandwidth, link.half_bytes)
-    return Transfer(seconds, payload, share, SM_SHARE_SCALE_OUT)
+    return Transfer(seconds, payload, share, 0.0)

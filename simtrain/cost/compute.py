@@ -4,8 +4,8 @@ GPU product, in waves of thread blocks (one output tile an SM at a time; tiles a
 Multiplication Background User's Guide", sections 3 and 4):
 
     waves = ceil(batch ceil(m / tm) ceil(n / tn) / SMs)
-    time  = max(waves 2 tm tn (k + ramp) SMs / (fraction sustained tile^log2(TM TN / tm tn) peak), bytes / (hbm bandwidth))
-            + epilogue bytes / (hbm bandwidth) + kernel
+    rate  = fraction sustained tile^log2(TM TN / tm tn) peak / SMs
+    time  = max(waves 2 tm tn (k + ramp) / rate, bytes / (hbm bandwidth)) + epilogue bytes / (hbm bandwidth) + kernel
 
 with the fastest of a few tiles. TPU product: every dimension pads to the systolic array and to the 8 sublanes.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, log, log2
 
 from simtrain.cost.ops import FusedAttention, MatMul, Op, Sweep
@@ -49,6 +50,8 @@ class Constants:
     """Achieved over datasheet bandwidth of a large copy."""
     sweep_seconds: float
     """Fixed time of an element-wise kernel."""
+    score_fraction: float
+    """Bandwidth over the score matrix of unfused attention, as a share of that of a copy."""
     flash_fraction: float
     """Fused attention, forward, long sequences, head dimension 128 and more, over the matrix peak."""
     flash_backward: float
@@ -94,7 +97,7 @@ def gemm_seconds(shape: tuple[int, int, int, int], peak: float, units: int, cons
 
 
 def systolic_seconds(shape: tuple[int, int, int, int], peak: float, array: int, constants: Constants) -> float:
-    """Time of a TPU matrix product, s: k and n pad to the array, m to the sublanes, and each pass fills the array once."""
+    """Time of a TPU matrix product, s: k and n pad to the array, m to the sublanes; each pass fills the array once."""
     batch, m, n, k = shape
     padded = ceil(m / _SUBLANES) * _SUBLANES + constants.gemm_ramp
     flops = 2.0 * batch * padded * ceil(n / array) * array * ceil(k / array) * array
@@ -115,7 +118,7 @@ def _interpolate(points: dict[int, float], at: float) -> float:
     known = sorted(points)
     if at <= known[0]:
         return points[known[0]]
-    for low, high in zip(known, known[1:], strict=False):
+    for low, high in pairwise(known):
         if at <= high:
             share = log(at / low) / log(high / low)
             return points[low] * (1 - share) + points[high] * share
@@ -142,11 +145,8 @@ def attention_rate(device: Accelerator, op: FusedAttention, kernel: Attention, c
     both = _table_rate(points, "forward_backward", op, kernel.value)
     if forward is None and both is None:
         keys = op.keys * (0.5 if op.causal else 1.0)
-        width = (
-            min(1.0, op.head_dim / max(128, device.array_dim))
-            if device.array_dim
-            else min(1.0, op.head_dim / 128) ** 0.25
-        )
+        narrow = min(1.0, op.head_dim / max(128, device.array_dim))
+        width = narrow if device.array_dim else narrow**0.25
         peak = matrix_peak(device, Precision.FP16 if Precision.FP16 in device.matrix_peak else Precision.BF16)
         forward = constants.flash_fraction * peak * width * keys / (keys + constants.flash_half_seq)
     if not op.backward:
@@ -171,12 +171,13 @@ class Device:
 
     def seconds(self, op: Op) -> float:
         """Uncontended device time of one op, s."""
+        if isinstance(op, FusedAttention):
+            rate = attention_rate(self.accelerator, op, self.attention, self.constants)
+            return max(op.executed_flops / rate, op.hbm_bytes / self.hbm) + self.constants.gemm_seconds
+        hbm = self.hbm * (self.constants.score_fraction if op.scores else 1.0)
         if isinstance(op, Sweep):
-            return op.hbm_bytes / self.hbm + op.launches * self.constants.sweep_seconds
-        if isinstance(op, MatMul):
-            return _matmul_seconds(self, op)
-        rate = attention_rate(self.accelerator, op, self.attention, self.constants)
-        return max(op.executed_flops / rate, op.hbm_bytes / self.hbm) + self.constants.gemm_seconds
+            return op.hbm_bytes / hbm + op.launches * self.constants.sweep_seconds
+        return _matmul_seconds(self, op, hbm)
 
 
 @lru_cache(maxsize=65536)
@@ -187,10 +188,10 @@ def _product_seconds(
     return systolic_seconds(shape, peak, array, constants) if array else gemm_seconds(shape, peak, units, constants)
 
 
-def _matmul_seconds(device: Device, op: MatMul) -> float:
+def _matmul_seconds(device: Device, op: MatMul, hbm: float) -> float:
     accelerator = device.accelerator
     peak = matrix_peak(accelerator, op.precision)
     size = (accelerator.units, accelerator.array_dim if accelerator.kind is AcceleratorKind.TPU else 0)
     compute = _product_seconds((op.batch, op.m, op.n, op.k), peak, size, device.constants)
-    memory = (op.hbm_bytes - op.epilogue_bytes) / device.hbm
-    return max(compute, memory) + op.epilogue_bytes / device.hbm + device.constants.gemm_seconds
+    memory = (op.hbm_bytes - op.epilogue_bytes) / hbm
+    return max(compute, memory) + op.epilogue_bytes / hbm + device.constants.gemm_seconds

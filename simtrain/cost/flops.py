@@ -14,9 +14,9 @@ from simtrain.scenario.model import BlockKind, Family, Model
 from simtrain.scenario.scenario import Scenario
 
 CONVENTION = (
-    "MFU = model FLOPs / (time x devices x dense peak); model FLOPs = 3 x the matrix products of forward, attention in full "
-    "(not halved for causality), no recomputation (Chowdhery 2022, appendix B; Korthikanti 2022, appendix A). HFU adds what is "
-    "recomputed."
+    "MFU = model FLOPs / (time x devices x dense peak); model FLOPs = 3 x the matrix products of forward, attention in "
+    "full (not halved for causality), no recomputation (Chowdhery 2022, appendix B; Korthikanti 2022, appendix A). "
+    "HFU adds what is recomputed."
 )
 """What the two utilisations count."""
 NAIVE_EFFICIENCY = 0.45

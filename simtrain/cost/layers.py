@@ -1,9 +1,9 @@
 """Which ops a piece of a transformer is made of, on one rank.
 
-Byte counts follow the kernels that the stack launches: every operand of an unfused element-wise kernel is read and written
-in HBM, a fused chain reads its inputs and writes its result once. ``e`` is the bytes of an activation element. Token-wise
-work between tensor-parallel regions (norm, dropout, residual) is split over tp ranks under sequence parallelism
-(Korthikanti 2022, section 4.2.2).
+Byte counts follow the kernels that the stack launches: every operand of an unfused element-wise kernel is read and
+written in HBM, a fused chain reads its inputs and writes its result once. ``e`` is the bytes of an activation element.
+Token-wise work between tensor-parallel regions (norm, dropout, residual) is split over tp ranks under sequence
+parallelism (Korthikanti 2022, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int) -> Iterator
 
 
 def _weight_grad(c: Shapes, precision: Precision, tokens: int, out: int, inp: int, in_bytes: float) -> Iterator[Op]:
-    """dW[out, inp] and its accumulation into the gradient buffer, inside the product's epilogue or as a pass after it."""
+    """dW[out, inp] and its accumulation into the gradient buffer: in the product's epilogue or a pass after it."""
     stack, elements = c.scenario.stack, out * inp
     grad = _FP32 if c.e == _FP32 else stack.grad_bytes
     if c.xla or stack.fused_grad_accumulation:
@@ -205,31 +205,29 @@ def _unfused_core(c: Shapes, which: Pass, heads: int, span: tuple[int, int], cau
     (queries, keys), d = span, model.head_dim
     scores, mask = float(heads * queries * keys), 1.0 if model.dropout else 0.0
     read = 0.5 if causal and stack.fused_softmax else 1.0
+    fused = stack.fused_softmax or stack.compiled or c.xla
 
     def product(m: int, n: int, k: int) -> MatMul:
-        return MatMul(m, n, k, c.core, batch=heads, in_bytes=c.e, out_bytes=c.e)
+        return MatMul(m, n, k, c.core, batch=heads, in_bytes=c.e, out_bytes=c.e, scores=True)
 
-    dropout = (2 * c.e + mask) * scores if model.dropout and not c.xla else 0.0
+    def over_scores(bytes_each: float, launches: float = 1.0) -> Sweep:
+        return Sweep(bytes_each * scores, launches, scores=True)
+
+    composite = 4 * c.e + 2 * (c.e + _FP32)  # scale, mask, cast to fp32 and back
+    layout = Sweep(2 * c.e * heads * queries * d)  # heads beside each other again
+    dropout = [over_scores(2 * c.e + mask)] if model.dropout and not c.xla else []
     if which is Pass.FORWARD:
         yield product(queries, keys, d)
-        if stack.fused_softmax or stack.compiled or c.xla:
-            yield Sweep((read + 1) * c.e * scores)
-        else:  # scale, mask, cast to fp32, softmax, cast back
-            yield Sweep((2 * 2 * c.e + 2 * (c.e + _FP32) + 2 * _FP32) * scores, 5.0)
-        if dropout:
-            yield Sweep(dropout)
+        yield over_scores((read + 1) * c.e) if fused else over_scores(composite + 2 * _FP32, 5.0)
+        yield from dropout
         yield product(queries, d, keys)
-        yield Sweep(2 * c.e * heads * queries * d)  # heads back beside each other
+        yield layout
         return
-    yield Sweep(2 * c.e * heads * queries * d)
+    yield layout
     yield product(queries, keys, d)  # dP = dO V'
     yield product(keys, d, queries)  # dV = P' dO
-    if dropout:
-        yield Sweep(dropout)
-    if stack.fused_softmax or stack.compiled or c.xla:
-        yield Sweep((2 * read + 1) * c.e * scores)
-    else:
-        yield Sweep((2 * 2 * c.e + 2 * (c.e + _FP32) + 3 * _FP32) * scores, 5.0)
+    yield from dropout
+    yield over_scores((2 * read + 1) * c.e) if fused else over_scores(composite + 3 * _FP32, 5.0)
     yield product(queries, d, keys)  # dQ = dS K
     yield product(keys, d, queries)  # dK = dS' Q
 
@@ -294,14 +292,11 @@ def _head(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
         cast = narrow + _FP32 if narrow else 0.0
         if fused:  # two reads: maximum, then sum of exponentials
             yield Sweep(2 * c.e * logits)
-        elif c.tp > 1:  # Megatron's vocabulary-parallel loss: cast, max, subtract, exp, sum, divide
-            yield Sweep((cast + (1 + 2 + 2 + 1 + 2) * _FP32) * logits, 8.0)
-        else:  # cast, log-softmax (three reads and a write)
-            yield Sweep((cast + 4 * _FP32) * logits, 3.0)
+        else:  # Megatron's loss, one kernel each: cast, maximum, subtract, exponential, sum, divide
+            yield Sweep((cast + (1 + 2 + 2 + 1 + 2) * _FP32) * logits, 6.0)
     else:
-        yield Sweep(
-            (2 * c.e if fused else 3 * _FP32 + (_FP32 + narrow if narrow else 0.0)) * logits, 1.0 if fused else 3.0
-        )
+        bytes_each = 2 * c.e if fused else 2 * _FP32 + (_FP32 + narrow if narrow else 0.0)
+        yield Sweep(bytes_each * logits, 1.0 if fused else 3.0)
         yield MatMul(c.tokens, model.hidden, columns, c.core, in_bytes=c.e, out_bytes=c.e)
 
 

@@ -1,7 +1,7 @@
 """The smallest costed units: matrix products, passes over memory, fused attention kernels.
 
-Numbers only: an op knows its shape and its bytes, and no device. ``layers`` says which ops a piece of a model is made of,
-``compute`` how long a device takes for one.
+Numbers only: an op knows its shape and its bytes, and no device. ``layers`` says which ops a piece of a model is made
+of, ``compute`` how long a device takes for one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class MatMul(NamedTuple):
     """Bytes an element of C."""
     epilogue_bytes: float = 0.0
     """HBM bytes in all that the end of the kernel moves beyond one plain write of C (accumulation into a buffer)."""
+    scores: bool = False
+    """An operand is the score matrix of unfused attention."""
 
     @property
     def flops(self) -> float:
@@ -43,6 +45,8 @@ class Sweep(NamedTuple):
 
     hbm_bytes: float
     launches: float = 1.0
+    scores: bool = False
+    """Over the score matrix of unfused attention."""
 
     @property
     def flops(self) -> float:

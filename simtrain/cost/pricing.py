@@ -28,7 +28,7 @@ _PASSES: dict[PieceKind, tuple[Pass, ...]] = {
 }
 _COLLECTIVES = (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER)
 _LOSS_CALLS = 3
-"""All-reduces of the vocabulary-parallel loss: maximum, target logit, sum of exponentials (Megatron cross_entropy.py)."""
+"""All-reduces of the vocabulary-parallel loss (Megatron cross_entropy.py): maximum, target logit, exponentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Pricer:
         )
 
     def _flat_copy(self, piece: Piece, payload: float) -> float:
-        """HBM bytes of FSDP's copies out of the gathered, and into the reduced, flat buffer (with the cast to its format)."""
+        """HBM bytes of FSDP's copies out of the gathered and into the reduced flat buffer, its cast included."""
         if piece.axis != "dp" or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
             return 0.0
         if piece.part is Part.PARAMETER:
@@ -211,7 +211,9 @@ class Pricer:
         seconds = transfer.seconds
         if scenario.stack.scatter_gather_p2p and not scenario.parallelism.sequence_parallel:
             seconds += collectives.collective(K.ALL_GATHER, whole, self._tensor_span(), scenario.cluster).seconds
-        return _Price({TimeKind.PP: seconds}, 0.0, 2 * whole, transfer.wire_bytes, 0.0, transfer.network_share)
+        return _Price(
+            {TimeKind.PP: seconds}, 0.0, 2 * whole, transfer.wire_bytes, transfer.sm_share, transfer.network_share
+        )
 
 
 def _kind_of(piece: Piece) -> TimeKind:

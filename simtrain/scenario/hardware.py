@@ -110,7 +110,7 @@ class Link:
     half_bytes: float = 0.0
     """byte a step at which half of the achieved rate is reached (chunking, protocol switch); 0 = none."""
     nvls_efficiency: float = 0.0
-    """Bus bandwidth of an all-reduce in the switch (NVLS) over the wire rate of one direction; 0 = the switch cannot."""
+    """Bus bandwidth of an all-reduce in the switch (NVLS) over the one-way wire rate; 0 = the switch cannot."""
 
     @property
     def achieved(self) -> float:

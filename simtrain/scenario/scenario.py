@@ -104,7 +104,7 @@ class Stack:
     grad_buffer: bool = False
     """Gradients are added to a contiguous buffer after every microbatch, the first included (Megatron's local DDP)."""
     overlap_tp_backward: bool = False
-    """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight-gradient product."""
+    """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight gradient."""
     fused_linear_bias: bool = True
     """The bias of a linear layer is added in the product's epilogue."""
     source: str = ""

@@ -1,9 +1,9 @@
 """Fit the shape constants of ``cost.compute`` on the measured product tables: ``python tests/bench/fit_gemm.py``.
 
-Prints, for every accelerator with a table of its own, the constants that ``hardware_specs/efficiencies/<name>.yaml`` holds and
-the error of each point. ``gemm_fraction, gemm_ramp, gemm_tile, gemm_seconds`` minimise the soft absolute error of log time
-over the table; ``sustained`` is what training shapes reach of that, or the best of a random-data search over the best of the table.
-No training run is used.
+Prints, for every accelerator with a table of its own, the constants that ``hardware_specs/efficiencies/<name>.yaml``
+holds and the error of each point. ``gemm_fraction, gemm_ramp, gemm_tile, gemm_seconds`` minimise the soft absolute
+error of log time over the table; ``sustained`` is what training shapes reach of that, or the best of a random-data
+search over the best of the table. No training run is used.
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ def main() -> None:
         free = NAMES if benchmark else NAMES[:1]
         found = fit(device, Constants.of(device), table, free)
         off = errors(device, found, table)
-        print(name, {key: float(f"{getattr(found, key):.3g}") for key in free}, f"mean error {np.abs(off).mean():.1%}")
-        print("   sustained", round(sustained(device, found, row.data), 3))
-        for shape, error in zip(table, off, strict=True):
-            print("  ", "x".join(map(str, shape)), f"{np.expm1(error):+.1%}")
+        fitted = {key: float(f"{getattr(found, key):.3g}") for key in free}
+        lines = [
+            f"{name} {fitted} mean error {np.abs(off).mean():.1%}, sustained {sustained(device, found, row.data):.3f}"
+        ]
+        lines += [f"   {'x'.join(map(str, at)):>18s} {np.expm1(err):+.1%}" for at, err in zip(table, off, strict=True)]
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
