@@ -14,11 +14,10 @@ from simtrain.scenario.model import BlockKind, Family, Model
 from simtrain.scenario.scenario import Scenario
 
 CONVENTION = (
-    "MFU = model FLOPs / (time x devices x dense peak); model FLOPs = 3 x the matrix products of forward, attention in "
-    "full (not halved for causality), no recomputation (Chowdhery 2022, appendix B; Korthikanti 2022, appendix A). "
-    "HFU adds what is recomputed."
+    "model FLOPs / (devices x dense peak x step time); attention in full, "
+    "no recomputation (PaLM appendix B; Korthikanti 2022, appendix A)"
 )
-"""What the two utilisations count."""
+"""What MFU counts."""
 NAIVE_EFFICIENCY = 0.45
 """Of the dense peak, whatever the shape: the baseline that a model has to beat."""
 
@@ -75,6 +74,6 @@ def peak(scenario: Scenario) -> float:
     return matrix_peak(scenario.cluster.accelerator, scenario.training.precision)
 
 
-def naive_step_time(scenario: Scenario) -> float:
-    """Model FLOPs over (devices x 0.45 x dense peak), s."""
-    return model_flops(scenario) / (scenario.cluster.devices * NAIVE_EFFICIENCY * peak(scenario))
+def naive_step_time(scenario: Scenario, executed: float) -> float:
+    """What ``executed`` FLOPs (recomputation included) take at 0.45 of the dense peak on all devices, s."""
+    return executed / (scenario.cluster.devices * NAIVE_EFFICIENCY * peak(scenario))

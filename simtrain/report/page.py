@@ -209,7 +209,7 @@ def _formulas(summary: Summary) -> str:
     rows = (
         ("MFU", summary["mfu_formula"]),
         ("HFU", summary["hfu_formula"]),
-        ("naive step time", "model FLOPs / (devices x 0.45 x dense peak)"),
+        ("naive step time", "executed FLOPs / (devices x 0.45 x dense peak)"),
         ("bubble", "time in which the compute stream waits for another rank"),
         ("exposed communication", "time in which the compute stream waits for a communication of its own rank"),
         ("GiB, GB", "2^30 and 10^9 bytes"),

@@ -33,6 +33,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
     rate = scenario.tokens / step
     budget = cluster.devices * peak(scenario) * step
     memory = _memory(scenario, trace, profile)
+    executed = hardware_flops(trace.lowered, trace.demands, trace.sim_rank, trace.task)
     return {
         "scenario": scenario.name,
         "accelerator": cluster.accelerator.name,
@@ -46,9 +47,9 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "tokens_per_s_per_device": rate / cluster.devices,
         "mfu": model_flops(scenario) / budget,
         "mfu_formula": CONVENTION,
-        "hfu": hardware_flops(trace.lowered, trace.demands, trace.sim_rank, trace.task) / budget,
+        "hfu": executed / budget,
         "hfu_formula": "matrix FLOPs executed, recomputation included / (devices x dense peak x step time)",
-        "naive_step_time_s": naive_step_time(scenario),
+        "naive_step_time_s": naive_step_time(scenario, executed),
         "measured": _measured(scenario, step),
         "fits": memory["fits"],
         "memory": memory,

@@ -40,7 +40,7 @@ def beside(summary: Summary) -> list[tuple[str, str, str]]:
         rows.append(("measured", format_time(published["step_time_s"]), ", ".join(filter(None, (note, source)))))
     elif said := _other_measures(published):
         rows.append(("measured", said, source))
-    naive = "model FLOPs / (devices x 0.45 peak)"
+    naive = "executed FLOPs / (devices x 0.45 peak)"
     return [*rows, ("naive", format_time(summary["naive_step_time_s"]), naive)]
 
 

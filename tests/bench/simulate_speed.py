@@ -13,7 +13,13 @@ import simtrain
 from simtrain.scenario.scenario import Scenario
 
 GPT3 = "llm/gpt3-175b-1024xa100"
-PUBLISHED = ("korthikanti/22b-seqsel", "korthikanti/175b-full", "korthikanti/530b-full", "korthikanti/1t-full", "sc21/1008b")
+PUBLISHED = (
+    "korthikanti/22b-seqsel",
+    "korthikanti/175b-full",
+    "korthikanti/530b-full",
+    "korthikanti/1t-full",
+    "sc21/1008b",
+)
 
 
 def gpt3(devices: int, microbatches: int = 96) -> Scenario:
@@ -54,7 +60,9 @@ def main() -> None:
     for name in PUBLISHED:
         made = simtrain.load(f"published/{name}")
         spans = len(simtrain.simulate(made).spans.end)
-        print(f"{name:28} {spans:9,} spans                  {best(lambda made=made: simtrain.simulate(made), 2):8.3f} s")
+        print(
+            f"{name:28} {spans:9,} spans                  {best(lambda made=made: simtrain.simulate(made), 2):8.3f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from simtrain.cost.flops import block_flops, hardware_flops, model_flops, naive_step_time, peak
@@ -55,5 +54,4 @@ def test_full_recomputation_repeats_the_forward_of_the_blocks() -> None:
 def test_naive_baseline() -> None:
     held = scenario(tp=8, precision=Precision.TF32)
     assert peak(held) == 156e12
-    assert naive_step_time(held) == pytest.approx(model_flops(held) / (8 * 0.45 * 156e12))
-    assert np.isfinite(naive_step_time(held))
+    assert naive_step_time(held, 1e15) == pytest.approx(1e15 / (8 * 0.45 * 156e12))

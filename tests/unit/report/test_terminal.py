@@ -33,7 +33,7 @@ def test_piped_screen_is_plain_and_compact():
         "gpt3-175b-1024xa100",
         "1,024 x A100-SXM4-80GB, 8 stages x 96 microbatches",
         "predicted -2.5%, Narayanan 2021, Table 1",
-        "model FLOPs / (devices x 0.45 peak)",
+        "executed FLOPs / (devices x 0.45 peak)",
         "tokens/s a device",
         "72 B s l h^2",
         "pipeline bubble 7.8%",
