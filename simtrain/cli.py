@@ -225,7 +225,8 @@ def hardware(
     wanted = {kind: list(getattr(tables, kind)) for kind in kinds}
     if name is not None:
         known = [row for names in wanted.values() for row in names]
-        wanted = {kind: [row] for kind in kinds if (row := getattr(tables, kind).resolve(name))}
+        full = tables.accelerators.resolve(name) or name
+        wanted = {kind: [row] for kind in kinds if (row := getattr(tables, kind).resolve(full))}
         if not wanted:
             raise InputError(f"unknown hardware {name!r}{did_you_mean(name, known)}; see: simtrain hardware")
     rows = {kind: {row: tables.raw(kind, row) for row in names} for kind, names in wanted.items()}

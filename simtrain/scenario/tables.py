@@ -147,7 +147,10 @@ class Tables:
         """
         table: Rows[Any] = getattr(self, Kind(kind).value)
         resolved = table.resolve(name)
-        return cells(table.rows[resolved]) if resolved else table.find(name)
+        if not resolved:
+            return table.find(name)
+        found = cells(table.rows[resolved])
+        return {field: cell for field, cell in found.items() if not field.startswith("sources.")}
 
     def _rows(self, kind: Kind) -> dict[str, Row]:
         found: dict[str, Row] = {}

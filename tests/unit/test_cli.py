@@ -260,6 +260,15 @@ def test_hardware_lists_and_shows_sources(monkeypatch: pytest.MonkeyPatch, capsy
     assert "3350 GB/s" in capsys.readouterr().out
 
 
+def test_an_alias_shows_the_device_and_what_was_measured_on_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "hardware", "h100", "-f", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["accelerators"]) == list(found["efficiencies"]) == ["H100-SXM5-80GB"]
+    assert not any(field.startswith("sources") for field in found["efficiencies"]["H100-SXM5-80GB"])
+
+
 @pytest.mark.parametrize("form", ["json", "csv", "yaml"])
 def test_hardware_listing_reads_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
