@@ -116,7 +116,7 @@ def bubble_fraction(ranks: int, microbatches: int, virtual: int = 1) -> float:
 def in_flight_1f1b(stage: int, ranks: int, microbatches: int) -> int:
     """Largest number of microbatches whose activations 1F1B's stage holds: min(m, p - s).
 
-    Source: Narayanan et al., SC21, section 2.2.1 (at most p); Korthikanti et al. 2022, section 4.2.
+    Source: Narayanan et al., SC21, section 2.2.1 (at most p); Korthikanti et al. 2022, section 4.2.3.
     """
     return min(microbatches, ranks - stage)
 

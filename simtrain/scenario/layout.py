@@ -1,7 +1,7 @@
 """Rank <-> coordinate: how the ranks of a job form process groups.
 
 The default order is Megatron's: tensor innermost, then context, data, pipeline outermost, so that consecutive ranks
-share a machine and the chattiest group stays on the fastest links (Narayanan et al., SC21, section 3.3).
+share a machine and the chattiest group stays on the fastest links (Narayanan et al., SC21, section 3.2).
 """
 
 from __future__ import annotations
