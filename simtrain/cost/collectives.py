@@ -93,9 +93,10 @@ def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) ->
     Parameters
     ----------
     kind
-        ALL_REDUCE, ALL_GATHER or REDUCE_SCATTER.
+        ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER or ALL_TO_ALL.
     payload
-        byte; the whole tensor, of which an all-gather's rank contributes 1 / size.
+        byte; the whole tensor, of which an all-gather's rank contributes 1 / size. All-to-all: the tensor of one rank,
+        of which it keeps 1 / size.
     span
         How the group lies on the machines.
     cluster
@@ -109,6 +110,8 @@ def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) ->
     n = span.size
     if n <= 1 or payload <= 0:
         return NOTHING
+    if kind is PieceKind.ALL_TO_ALL:
+        return all_to_all(payload, span, cluster)
     reduce = kind is PieceKind.ALL_REDUCE
     bandwidth, half, share = _bandwidth(cluster, span, reduce=reduce)
     ring_hops, tree_hops = _hops(cluster, span)
@@ -120,6 +123,33 @@ def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) ->
         seconds = min(ring, base + 2 * tree_hops + step_seconds(2 * payload, bandwidth * TREE_FRACTION, half))
     sm = SM_SHARE_SCALE_UP if span.machines == 1 or span.members > 1 else SM_SHARE_SCALE_OUT
     return Transfer(seconds, moved, share, sm)
+
+
+def all_to_all(payload: float, span: Span, cluster: Cluster) -> Transfer:
+    """Cost of an all-to-all of pairwise messages (NCCL's grouped sends): P / n bytes to each of the others.
+
+    The (m - 1) peers on the same machine are reached over the scale-up links, the n - m others through the rank's share
+    of the machine's NICs; both at once, so the slower one counts. One latency a peer.
+
+    Parameters
+    ----------
+    payload
+        byte; the tensor of one rank, of which it sends (n - 1) / n.
+    span
+        How the group lies on the machines, ``n`` ranks with at most ``m`` on one machine.
+    cluster
+        Its two levels of link.
+    """
+    n, m, inside, outside = span.size, min(span.members, span.size), cluster.scale_up, cluster.scale_out
+    each = payload / n
+    near = (m - 1) * (inside.latency + step_seconds(each, inside.achieved, inside.half_bytes))
+    if span.machines == 1:
+        return Transfer(inside.base_latency + near, (n - 1) * each, 0.0, SM_SHARE_SCALE_UP)
+    nics = node_nics(cluster, m)
+    bandwidth = nics * outside.achieved / m
+    far = (n - m) * (outside.latency + step_seconds(each, bandwidth, outside.half_bytes))
+    share = nics / cluster.nics_per_machine * (far / max(near, far))
+    return Transfer(outside.base_latency + max(near, far), (n - 1) * each, share, SM_SHARE_SCALE_UP)
 
 
 def message(payload: float, span: Span, cluster: Cluster) -> Transfer:

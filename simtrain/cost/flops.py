@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from simtrain.cost.attention import counted_keys
 from simtrain.cost.compute import matrix_peak
 from simtrain.program.demand import Demand
 from simtrain.program.lowered import Lowered
@@ -22,10 +23,12 @@ NAIVE_EFFICIENCY = 0.45
 """Of the dense peak, whatever the shape: the baseline that a model has to beat."""
 
 
-def block_flops(model: Model, layer: int, seq_len: int) -> float:
-    """Forward matrix FLOPs of one block for one token: 2 an element of every matrix, 4 a score and head dimension."""
+def block_flops(model: Model, layer: int, keys: float) -> float:
+    """Forward matrix FLOPs of one block for one token: 2 an element of every matrix, 4 a score and head dimension.
+
+    ``keys`` is how many keys a query has (``attention.counted_keys``).
+    """
     hidden, width, kv = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    keys = min(seq_len, model.sliding_window) if model.sliding_window else seq_len
     attention = 2.0 * hidden * (2 * width + 2 * kv) + 4.0 * keys * width
     cross = attention if model.block_kind(layer) is BlockKind.CROSS else 0.0
     return attention + cross + 2.0 * hidden * model.ffn_hidden * (3 if model.gated_mlp else 2)
@@ -41,9 +44,9 @@ def model_flops(scenario: Scenario) -> float:
     float
         FLOP. Attention counts in full, whatever the mask; nothing that is recomputed counts.
     """
-    model, seq_len = scenario.model, scenario.training.seq_len
+    model, keys = scenario.model, counted_keys(scenario)
     head = 2.0 * model.hidden * model.vocab + (2.0 * model.hidden**2 if model.family is Family.BERT else 0.0)
-    blocks = sum(block_flops(model, layer, seq_len) for layer in range(model.layers))
+    blocks = sum(block_flops(model, layer, keys) for layer in range(model.layers))
     return 3.0 * scenario.tokens * (blocks + head)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from simtrain.cost.ops import FusedAttention, MatMul, Op, Sweep
+from simtrain.cost import attention
+from simtrain.cost.ops import MatMul, Op, Sweep
 from simtrain.scenario.hardware import AcceleratorKind, Precision
 from simtrain.scenario.model import BlockKind, Family, Part
 from simtrain.scenario.scenario import Attention, Scenario
@@ -182,18 +183,12 @@ def core(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) -> Itera
         return
     training, model = c.scenario.training, c.scenario.model
     heads = training.micro_batch * max(1, model.heads // c.tp)
-    keys, queries = training.seq_len, training.seq_len // c.scenario.parallelism.layout.cp
     causal = block is not BlockKind.ENCODER and not cross
-    if model.sliding_window and model.sliding_window < keys:  # a band: as many keys as the window, no triangle
-        keys, causal = model.sliding_window, False
     if training.attention is not Attention.UNFUSED:
-        kv = 2 * training.micro_batch * max(1, model.kv_heads // c.tp) * keys
-        moved = (2 * heads * queries + kv) * model.head_dim * c.e
-        backward = which is Pass.INPUT_GRAD
-        # backward reads q, k, v, o, do, writes dq (accumulated in fp32), dk, dv
-        yield FusedAttention(backward, heads, queries, keys, model.head_dim, causal, moved * 3.0 if backward else moved)
+        yield from attention.kernels(c.scenario, e=c.e, backward=which is Pass.INPUT_GRAD, causal=causal)
         return
-    yield from _unfused_core(c, which, heads, (queries, keys), causal)
+    # scores are computed in full, whatever window or document the mask then hides
+    yield from _unfused_core(c, which, heads, (training.seq_len, training.seq_len), causal)
 
 
 def _unfused_core(c: Shapes, which: Pass, heads: int, span: tuple[int, int], causal: bool) -> Iterator[Op]:

@@ -66,21 +66,25 @@ class FusedAttention(NamedTuple):
     head_dim: int
     causal: bool
     hbm_bytes: float
+    pairs: float | None = None
+    """Query-key pairs that the mask lets through, a head; None = all of them, half if causal."""
+    counted: float | None = None
+    """Pairs that the convention of model FLOPs counts, a head; None = all of them."""
 
-    @property
-    def product(self) -> float:
-        """FLOPs of one product of scores and head dimension, in full."""
-        return 2.0 * self.heads * self.queries * self.keys * self.head_dim
+    def product(self, pairs: float | None) -> float:
+        """FLOPs of one product of scores and head dimension over so many pairs (None = in full)."""
+        return 2.0 * self.heads * (self.queries * self.keys if pairs is None else pairs) * self.head_dim
 
     @property
     def flops(self) -> float:
         """FLOPs by convention: two products forward, four backward, not halved for causality."""
-        return (4 if self.backward else 2) * self.product
+        return (4 if self.backward else 2) * self.product(self.counted)
 
     @property
     def executed_flops(self) -> float:
         """FLOPs really executed: the backward recomputes the scores, a fifth product; a causal mask skips half."""
-        return (5 if self.backward else 2) * self.product * (0.5 if self.causal else 1.0)
+        half = 0.5 if self.causal and self.pairs is None else 1.0
+        return (5 if self.backward else 2) * self.product(self.pairs) * half
 
 
 Op = MatMul | Sweep | FusedAttention

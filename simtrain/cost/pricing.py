@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simtrain.cost import collectives, layers
+from simtrain.cost import attention, collectives, layers
 from simtrain.cost.collectives import Transfer
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
@@ -26,7 +26,7 @@ _PASSES: dict[PieceKind, tuple[Pass, ...]] = {
     K.INPUT_GRAD: (Pass.INPUT_GRAD,),
     K.WEIGHT_GRAD: (Pass.WEIGHT_GRAD,),
 }
-_COLLECTIVES = (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER)
+_COLLECTIVES = (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER, K.ALL_TO_ALL)
 _LOSS_CALLS = 3
 """All-reduces of the vocabulary-parallel loss (Megatron cross_entropy.py): maximum, target logit, exponentials."""
 
@@ -66,17 +66,22 @@ class Pricer:
         """The price of pieces that run back to back: their sum, and the largest share of what they hold."""
         pieces = tuple(pieces)
         split: dict[TimeKind, float] = {}
+        sent: dict[TimeKind, float] = {}
         flops = hbm = wire = sm = network = 0.0
         for piece in pieces:
             price = self._piece(piece)
             for kind, seconds in price.split.items():
                 split[kind] = split.get(kind, 0.0) + seconds
+            if price.wire_bytes:
+                way = _kind_of(piece)
+                sent[way] = sent.get(way, 0.0) + price.wire_bytes
             flops, hbm, wire = flops + price.flops, hbm + price.hbm_bytes, wire + price.wire_bytes
             sm, network = max(sm, price.sm_share), max(network, price.network_share)
         keeps, frees, transient = fold_pieces(self.scenario, pieces)
         kinds = tuple(split.items())
         duration = sum(seconds for _, seconds in kinds)
-        return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient)
+        ways = tuple(sent.items()) if len(sent) > 1 else ()
+        return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient, ways)
 
     def _piece(self, piece: Piece) -> _Price:
         key = (piece._replace(layer=0), self._block(piece))
@@ -92,7 +97,7 @@ class Pricer:
             return self._optimizer(piece)
         if piece.kind in _COLLECTIVES:
             return self._collective(piece)
-        return self._message(piece)
+        return self._ring(piece) if piece.kind is K.RING else self._message(piece)
 
     def _compute(self, piece: Piece) -> _Price:
         ops = self.ops(piece)
@@ -168,6 +173,8 @@ class Pricer:
             return scenario.stack.reduce_bytes * piece.elements, 1
         if piece.part is Part.PARAMETER:
             return c.e * piece.elements, 1
+        if piece.axis == "cp":
+            return c.e * piece.elements, 1
         if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
             return 4.0 * c.tokens, _LOSS_CALLS
         return c.e * c.tokens * scenario.model.hidden, 1
@@ -193,7 +200,13 @@ class Pricer:
         )
 
     def _flat_copy(self, piece: Piece, payload: float) -> float:
-        """HBM bytes of FSDP's copies out of the gathered and into the reduced flat buffer, its cast included."""
+        """HBM bytes of copies that a collective's layout costs.
+
+        FSDP's out of the gathered and into the reduced flat buffer, its cast included; the reordering of chunks of a
+        gathered sequence, and the packing before and unpacking behind an all-to-all of heads.
+        """
+        if piece.axis == "cp":
+            return (4.0 if piece.kind is K.ALL_TO_ALL else 2.0) * payload
         if piece.axis != "dp" or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
             return 0.0
         if piece.part is Part.PARAMETER:
@@ -201,6 +214,25 @@ class Pricer:
         return (
             (self.shapes.e + self.scenario.stack.reduce_bytes) * piece.elements if piece.part is Part.GRADIENT else 0.0
         )
+
+    def _ring(self, piece: Piece) -> _Price:
+        """Hops of a ring of context ranks, each beside one kernel of the core: what is longer than it is exposed.
+
+        Forward: n - 1 hops of K and V. Backward: n hops, the first with K and V, the last with their gradients, those
+        between with both (Transformer Engine, ``context_parallel.py``).
+        """
+        scenario, c, span = self.scenario, self.shapes, piece.span or Span(1, 1, 1)
+        causal = self._block(piece) is not BlockKind.ENCODER
+        step = attention.ring_step(scenario, e=c.e, backward=piece.backward, causal=causal)
+        hidden = self.device.seconds(step) if scenario.parallelism.overlap else 0.0
+        payload, n = c.e * piece.elements, span.size
+        sizes = [payload] * (n - 1) if not piece.backward else [payload, *[2 * payload] * (n - 2), payload]
+        hops = [collectives.message(size, span, scenario.cluster) for size in sizes]
+        exposed = sum(max(0.0, hop.seconds - hidden) for hop in hops)
+        sent = sum(hop.wire_bytes for hop in hops)
+        rings = scenario.parallelism.layout.cp // n
+        share = min(1.0, rings * max(hop.network_share for hop in hops))
+        return _Price({TimeKind.CP: exposed}, 0.0, 2 * sent, sent, 0.0, share)
 
     def _message(self, piece: Piece) -> _Price:
         """A boundary activation; each tensor rank carries its share where the stack scatters, and gathers it after."""
@@ -217,6 +249,8 @@ class Pricer:
 
 
 def _kind_of(piece: Piece) -> TimeKind:
+    if piece.kind in (K.SEND, K.RECV):
+        return TimeKind.PP
     if piece.axis in ("tp", "model"):
         return TimeKind.TP if piece.axis == "tp" else TimeKind.OPTIMIZER
     if piece.axis == "cp":

@@ -72,4 +72,6 @@ class Demand:
     frees: MemoryBytes = ()
     """Released at its end."""
     transient: MemoryBytes = ()
+    sent: tuple[tuple[TimeKind, float], ...] = ()
+    """``wire_bytes`` by kind, where a work communicates in more than one way: a hidden ring sends much in no time."""
     """Held while it runs."""

@@ -30,6 +30,9 @@ class PieceKind(StrEnum):
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    RING = "ring"
+    """Steps of a ring beside the attention core, each a message to the next rank; takes what the core does not hide."""
     SEND = "send"
     RECV = "recv"
 
@@ -55,7 +58,11 @@ class Piece(NamedTuple):
     axis: str = ""
     """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
     elements: float = 0.0
-    """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
+    """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding).
+
+    Context collectives (axis cp): elements of the whole tensor of a gather, of one rank's tensor in an all-to-all, of
+    one rank's keys and values on a ring.
+    """
     span: Span | None = None
     """How the process group of a collective or message lies on the machines."""
     backward: bool = False

@@ -97,7 +97,7 @@ class _Lowering:
         return dict(self.placement.ranks[index].coordinate)["pp"]
 
     def _surroundings(self, index: int, here: int, neighbours: list[int]) -> Surroundings:
-        axes = ["tp", "dp", "model"]
+        axes = ["tp", "cp", "dp", "model"]
         if self.scenario.has_tied_copy and here in (0, self.scenario.parallelism.layout.pp - 1):
             axes.append("embedding")
         found = {axis: self.placement.groups[self.placement.group(axis, index)] for axis in axes}
@@ -106,6 +106,7 @@ class _Lowering:
             axes=tuple((axis, _span(group)) for axis, group in found.items()),
             channels=tuple((there, _span(group)) for there, group in channels.items()),
             tensor_joint=len(found["tp"].parties) > 1 or found["tp"].machines > 1,
+            context_joint=len(found["cp"].parties) > 1 or found["cp"].machines > 1,
         )
 
     def _group(self, index: int, here: int, slot: Slot) -> int:

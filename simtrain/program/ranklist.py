@@ -32,6 +32,8 @@ class Surroundings:
     """By pipeline rank of the neighbour."""
     tensor_joint: bool
     """The tensor-parallel group meets others: fellow members that are simulated too, or traffic between machines."""
+    context_joint: bool = False
+    """The same of the context-parallel group."""
 
 
 class RankList:
@@ -55,8 +57,9 @@ class RankList:
         self.stage_rank = stage_rank
         self.spans, self.channels = dict(around.axes), dict(around.channels)
         self.tensor_joint = around.tensor_joint
+        self.context_joint = around.context_joint
         self.merge = merge
-        self.passes = _Passes(Recipe(scenario, self.spans["tp"]))
+        self.passes = _Passes(Recipe(scenario, self.spans["tp"], self.spans["cp"]))
         self.out = Emitter(works)
         self.lines: dict[tuple[object, ...], Line] = {}
         """Of whole passes and messages, which recur every microbatch."""
@@ -83,6 +86,7 @@ class RankList:
             reduce = action in reducing and self.overlap_reduce
             busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
             whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
+            whole = whole and not (self.context_joint and any(piece.axis == "cp" for piece in self.passes[action]))
             gather = self.zero3 or action in gathering
             end = self._whole(action, deps) if whole else self._cut(action, deps, gather=gather, reduce=reduce)
             gathering.discard(action)
@@ -130,8 +134,10 @@ class RankList:
         return end
 
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
-        joint = self.tensor_joint and any(piece.axis == "tp" for piece in run)
-        slot = Slot("tp", "compute") if joint else None
+        joint = {"tp"} if self.tensor_joint else set()
+        joint |= {"cp"} if self.context_joint else set()
+        axis = next((piece.axis for piece in run if piece.axis in joint), "")
+        slot = Slot(axis, "compute") if axis else None
         return self.out.line(Stream.COMPUTE, run, name, stage=action.stage, slot=slot)
 
     def _compute(self, line: Line, action: Action, deps: tuple[int, ...]) -> int:

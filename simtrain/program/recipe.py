@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simtrain.program.context import Exchange
 from simtrain.program.lowered import Piece, PieceKind, Span
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Recompute, Scenario
 
 K = PieceKind
+ALONE = Span(1, 1, 1)
+"""A process group of one."""
 
 
 class Recipe:
-    """Pieces of the passes of each stage of a scenario; ``tensor`` says how the tensor-parallel group lies."""
+    """Pieces of the passes of each stage of a scenario; ``tensor`` and ``context`` say how these groups lie."""
 
-    def __init__(self, scenario: Scenario, tensor: Span) -> None:
+    def __init__(self, scenario: Scenario, tensor: Span, context: Span = ALONE) -> None:
         self._scenario = scenario
+        self._context = Exchange(scenario, context)
         self._tensor = tensor
         self._sequence = scenario.parallelism.sequence_parallel and tensor.size > 1
 
@@ -54,7 +58,7 @@ class Recipe:
     def _forward_part(self, kind: PieceKind, part: Part, layer: int) -> Iterator[Piece]:
         if self._sequence and part is not Part.EMBEDDING:
             yield self._collective(K.ALL_GATHER, part, layer)
-        yield Piece(kind, part, layer)
+        yield from self._context.around(Piece(kind, part, layer))
         if self._tensor.size == 1:
             return
         if part is Part.HEAD:
@@ -68,8 +72,8 @@ class Recipe:
         if self._sequence and part is not Part.HEAD:
             yield self._collective(K.ALL_GATHER, part, layer, backward=True)
         if part is Part.ATTENTION and self._scenario.training.recompute is Recompute.SELECTIVE:
-            yield Piece(K.RECOMPUTE, Part.CORE, layer)
-        yield Piece(kind, part, layer)
+            yield from self._context.around(Piece(K.RECOMPUTE, Part.CORE, layer))
+        yield from self._context.around(Piece(kind, part, layer))
         if self._tensor.size > 1 and part is not Part.EMBEDDING:
             reduce = K.REDUCE_SCATTER if self._sequence else K.ALL_REDUCE
             yield self._collective(reduce, part, layer, backward=True)

@@ -30,9 +30,7 @@ def not_modelled(spec: ScenarioFile, problems: Problems) -> None:
         ("training.trainable", spec.training.trainable not in (None, "all"), "LoRA and frozen parts"),
         ("training.offload", spec.training.offload not in (None, "none", {}, False), "offloading"),
         ("training.precision", spec.training.precision == "fp8", "fp8 training"),
-        ("parallelism.cp", (spec.parallelism.cp or 1) > 1, "context parallelism (cp above 1)"),
         ("parallelism.ep", (spec.parallelism.ep or 1) > 1, "expert parallelism (ep above 1)"),
-        ("parallelism.cp_kind", spec.parallelism.cp_kind is not None, "kinds of context parallelism"),
         ("parallelism.schedule", spec.parallelism.schedule in LATER_SCHEDULES, f"schedule {spec.parallelism.schedule}"),
     ]
     for key, used, what in later:

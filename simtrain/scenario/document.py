@@ -44,6 +44,7 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "recompute": recompute,
             "attention": training.attention.value,
             "sync_every_microbatch": training.sync_every_microbatch,
+            **({"packed_length": list(training.documents)} if training.documents else {}),
         },
         "parallelism": {
             **{axis: layout.degree(axis) for axis in ("dp", "tp", "pp", "cp", "ep")},
@@ -56,6 +57,8 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "overlap": parallel.overlap,
             "reshard_after_forward": parallel.reshard_after_forward,
             "prefetch": parallel.prefetch,
+            **({"cp_kind": parallel.cp_kind.value} if layout.cp > 1 else {}),
+            **({"cp_inner": parallel.cp_inner} if parallel.cp_inner > 1 else {}),
         },
     }
     if built.measured:

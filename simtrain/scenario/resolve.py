@@ -6,9 +6,10 @@ seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision b
 units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
 it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
 with virtual stages; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a
-pipeline; prefetch 1; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch;
-devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI
-between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``).
+pipeline; prefetch 1; with cp, cp_kind all_gather on FSDP stacks, else p2p; one document a sequence;
+sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch; devices_per_machine 8, or
+what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI between the hosts of a TPU
+slice; no jitter; what a model leaves out by its family (``models``).
 """
 
 from __future__ import annotations
@@ -16,13 +17,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simtrain.scenario import checks, clusters, models
+from simtrain.scenario import checks, clusters, contexts, models
 from simtrain.scenario.document import document
 from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
 from simtrain.scenario.model import Model
 from simtrain.scenario.problems import Problems
-from simtrain.scenario.scenario import Attention, Optimizer, Parallelism, Recompute, Scenario, Stack, Training, Zero
+from simtrain.scenario.scenario import (
+    Attention,
+    ContextKind,
+    Optimizer,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Stack,
+    Training,
+    Zero,
+)
 from simtrain.scenario.schema import EVERY_SQRT, MAX_DEVICES, ScenarioFile, TrainingSpec
 
 if TYPE_CHECKING:
@@ -69,6 +80,8 @@ class _Resolver:
         if model and seq_len:
             checks.positions(model, seq_len, problems)
         training = self._training(accelerator, stack, optimizer, precision, seq_len, batch, parallelism)
+        if model and training and parallelism:
+            contexts.check(model, training, parallelism, problems)
         if problems.found or not (layout and model and training and parallelism and stack):
             return None
         seed = self._or(spec.seed, "seed", 0)
@@ -179,8 +192,16 @@ class _Resolver:
             checks.zero(zero, pp, stack, problems)
         if layout and spec.shard_size not in (None, layout.dp):
             problems.add(key + "shard_size", f"not modelled yet: shard_size other than dp ({layout.dp})")
-        if layout is None or blocks is None:
+        if layout is None or blocks is None or model is None:
             return None
+        how, inner = ContextKind.P2P, 1
+        if layout.cp > 1:
+            how = self._or(
+                None if spec.cp_kind is None else contexts.kind(spec.cp_kind, stack, problems),
+                key + "cp_kind",
+                contexts.kind(None, stack, problems),
+            )
+            inner = contexts.inner(spec, how, layout, model, problems)
         return Parallelism(
             layout=layout,
             zero=Zero(zero),
@@ -191,6 +212,8 @@ class _Resolver:
             overlap=self._or(spec.overlap, key + "overlap", True),
             reshard_after_forward=self._or(spec.reshard_after_forward, key + "reshard_after_forward", pp == 1),
             prefetch=self._or(spec.prefetch, key + "prefetch", 1),
+            cp_kind=how,
+            cp_inner=inner,
         )
 
     def _training(
@@ -222,6 +245,7 @@ class _Resolver:
             attention=attention,
             recompute_layers=number,
             sync_every_microbatch=early,
+            documents=contexts.documents(spec.packed_length, seq_len, self.problems),
         )
 
     def _attention(self, accelerator: Accelerator | None, stack: Stack | None) -> Attention | None:

@@ -45,6 +45,19 @@ class Attention(StrEnum):
     XLA = "xla"
 
 
+class ContextKind(StrEnum):
+    """How context-parallel ranks see each other's keys and values; the names of Megatron's ``--cp-comm-type``."""
+
+    P2P = "p2p"
+    """Ring attention: K and V go round, one step of the core a hop (Liu 2023), balanced in 2 cp chunks."""
+    ALL_GATHER = "all_gather"
+    """K and V are gathered before the core (Llama 3, section 3.3.2; torch's default)."""
+    A2A = "a2a"
+    """All-to-all of heads against sequence before and behind the core (DeepSpeed-Ulysses, Jacobs 2023)."""
+    A2A_P2P = "a2a+p2p"
+    """All-to-all over ``cp_inner`` neighbours, a ring over the rest (USP, Fang 2024; Transformer Engine)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """An optimizer row (``hardware_specs/optimizers.yaml``)."""
@@ -125,6 +138,13 @@ class Training:
     """k of ``EVERY``, n of ``BLOCKS``."""
     sync_every_microbatch: bool = False
     """Gradients reduce after every microbatch (accumulation without no-sync)."""
+    documents: tuple[int, ...] = ()
+    """Tokens of the documents packed into one sequence, which do not attend to one another; empty = one document."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each document of a sequence; they sum to ``seq_len``."""
+        return self.documents or (self.seq_len,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +166,21 @@ class Parallelism:
     """ZeRO-3: free gathered parameters after forward and gather again in backward."""
     prefetch: int = 1
     """ZeRO-3: units gathered ahead of compute."""
+    cp_kind: ContextKind = ContextKind.P2P
+    cp_inner: int = 1
+    """``A2A_P2P``: neighbouring context ranks that exchange heads; the ring goes over cp / cp_inner."""
+
+    @property
+    def head_split(self) -> int:
+        """Context ranks that share out the heads of an attention core (1 = every rank has all of its tensor rank's)."""
+        if self.cp_kind is ContextKind.A2A:
+            return self.layout.cp
+        return self.cp_inner if self.cp_kind is ContextKind.A2A_P2P else 1
+
+    @property
+    def sequence_split(self) -> int:
+        """Context ranks that share out the query positions of an attention core: cp / head_split."""
+        return self.layout.cp // self.head_split
 
 
 @dataclass(frozen=True, slots=True)

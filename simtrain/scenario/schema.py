@@ -178,6 +178,11 @@ RecomputeForm = Annotated[
 ]
 
 
+PackedLength = Annotated[
+    int | list[Annotated[int, Field(ge=1, le=16_777_216)]] | None,
+    BeforeValidator(_auto, json_schema_input_type=int | list[int] | Literal["auto"] | None),
+]
+"""Mean length of the documents packed into a sequence, or their lengths (``auto`` = one document)."""
 Kernel = Literal["unfused", "flash2", "flash3", "cudnn", "xla"]
 
 
@@ -197,6 +202,7 @@ class TrainingSpec(Section):
     trainable: Any = None
     offload: Any = None
     sync_every_microbatch: Flag = None
+    packed_length: PackedLength = None
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -222,6 +228,7 @@ class ParallelismSpec(Section):
     schedule: Name = None
     stage_layers: StageList = None
     cp_kind: Name = None
+    cp_inner: Degree = None
     mesh_order: list[Literal["tp", "cp", "dp", "pp"]] | None = None
     overlap: Flag = None
     reshard_after_forward: Flag = None

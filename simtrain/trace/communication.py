@@ -18,6 +18,8 @@ COMMUNICATION = (
     PieceKind.ALL_REDUCE,
     PieceKind.ALL_GATHER,
     PieceKind.REDUCE_SCATTER,
+    PieceKind.ALL_TO_ALL,
+    PieceKind.RING,
     PieceKind.SEND,
     PieceKind.RECV,
 )
@@ -60,13 +62,14 @@ def communication_table(trace: Trace, *, inside: str = "", between: str = "") ->
         )
         spent = _seconds(demand, calls)
         total = sum(spent.values())
+        moved = _bytes(demand, calls)
         for call, count in calls.items():
             share = spent[call] / total if total else count / calls.total()
             seconds = spent[call] if index >= works else share
             row = rows.setdefault(call, np.zeros(4))
             row += (
                 count * times[index],
-                demand.wire_bytes * share * times[index],
+                moved.get(call, demand.wire_bytes * share) * times[index],
                 flight[index] * seconds,
                 waited[index] * seconds,
             )
@@ -105,6 +108,19 @@ class _Call(NamedTuple):
 def _call(piece: Piece) -> _Call:
     axis = piece.axis or ("pp" if piece.kind in (PieceKind.SEND, PieceKind.RECV) else "")
     return _Call(axis, piece.kind, *(piece.span[:2] if piece.span else (0, 0)))
+
+
+def _bytes(demand: Demand, calls: Counter[_Call]) -> dict[_Call, float]:
+    """Bytes that a work sends by sort of call, where it says so by kind: divided within a kind by number of calls."""
+    by_kind = dict(demand.sent)
+    alike: Counter[TimeKind] = Counter()
+    for call, count in calls.items():
+        alike[call.time_kind] += count
+    return {
+        call: by_kind[call.time_kind] * count / alike[call.time_kind]
+        for call, count in calls.items()
+        if call.time_kind in by_kind
+    }
 
 
 def _seconds(demand: Demand, calls: Counter[_Call]) -> dict[_Call, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simtrain.cost.memory import activations as act
-from simtrain.cost.memory import states
+from simtrain.cost.memory import context, states
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
 from simtrain.scenario.model import BlockKind, Part
@@ -81,6 +81,13 @@ def _add(level: _Bytes, amounts: _Bytes, sign: int = 1) -> _Bytes:
 
 
 def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
+    keeps, frees, transient = _own_deltas(scenario, z, piece)
+    if scenario.parallelism.layout.cp > 1 and piece.part in (Part.ATTENTION, Part.CORE) and not piece.axis:
+        transient = _add(transient, context.transient(scenario, piece.kind))
+    return keeps, frees, transient
+
+
+def _own_deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     if piece.part in _SAVED and not piece.axis:
         match piece.kind:
             case K.FORWARD:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from simtrain.cost.attention import counted_keys
 from simtrain.cost.flops import block_flops, hardware_flops, model_flops, naive_step_time, peak
 from simtrain.cost.pricing import price
 from simtrain.engine.run import run
@@ -35,7 +36,8 @@ def test_a_gated_grouped_query_block() -> None:
     model = replace(GPT, family=Family.LLAMA, gated_mlp=True, kv_heads=4, ffn_hidden=3000)
     matrices = 1024 * (1024 + 2 * 256) + 1024 * 1024 + 3 * 1024 * 3000
     assert block_flops(model, 0, 2048) == 2 * matrices + 4 * 2048 * 1024
-    assert block_flops(replace(model, sliding_window=512), 0, 2048) == 2 * matrices + 4 * 512 * 1024
+    windowed = scenario(model=model, sliding_window=512)
+    assert block_flops(model, 0, counted_keys(windowed)) == 2 * matrices + 4 * 512 * 1024
 
 
 @pytest.mark.parametrize("attention", [Attention.UNFUSED, Attention.FLASH2])

@@ -1,0 +1,80 @@
+"""What context-parallel ranks exchange around the attention core, as pieces.
+
+    p2p          ring beside the core: K and V forward; backward K and V, and their gradients one step behind
+    all_gather   K and V whole before the core; backward again, and a reduce-scatter of their gradients behind it
+    a2a          q, k, v to all positions of some heads before the core, the output back behind it; backward mirrored
+    a2a+p2p      a2a over ``cp_inner`` neighbours, a ring over the groups of them
+
+Transformer Engine saves the rank's own K and V alone, so the backward (and a recomputation) fetches the others again
+(``attention/dot_product_attention/context_parallel.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simtrain.program.lowered import Piece, PieceKind, Span
+from simtrain.scenario.model import Part
+from simtrain.scenario.scenario import ContextKind, Scenario
+
+K = PieceKind
+_PARTS = (Part.ATTENTION, Part.CORE)
+
+
+def query_elements(scenario: Scenario) -> float:
+    """Elements of Q (and of the attention output) of one microbatch on one tensor and context rank."""
+    model, layout = scenario.model, scenario.parallelism.layout
+    return _tokens(scenario) * model.heads * model.head_dim / layout.tp
+
+
+def key_value_elements(scenario: Scenario) -> float:
+    """Elements of K and V together of one microbatch on one tensor and context rank (one head a rank at least)."""
+    model, layout = scenario.model, scenario.parallelism.layout
+    return _tokens(scenario) * 2 * max(1.0, model.kv_heads / layout.tp) * model.head_dim
+
+
+def _tokens(scenario: Scenario) -> float:
+    return scenario.training.micro_batch * scenario.training.seq_len / scenario.parallelism.layout.cp
+
+
+class Exchange:
+    """Context collectives of a scenario; ``group`` says how the context-parallel group lies on the machines."""
+
+    def __init__(self, scenario: Scenario, group: Span) -> None:
+        inner = scenario.parallelism.head_split
+        self._kind = scenario.parallelism.cp_kind
+        self._group = group
+        self._inner = Span(inner, -(-inner // group.members), min(inner, group.members))
+        ring = scenario.parallelism.sequence_split
+        beside = max(1, min(ring, group.members // inner))
+        self._ring = Span(ring, -(-ring // beside), beside)
+        self._q, self._kv = query_elements(scenario), key_value_elements(scenario)
+
+    def around(self, piece: Piece) -> Iterator[Piece]:
+        """The piece, with what its attention core exchanges before and behind it.
+
+        A weight gradient exchanges nothing: the core has no parameters.
+        """
+        if self._group.size == 1 or piece.part not in _PARTS or piece.kind is K.WEIGHT_GRAD:
+            yield piece
+            return
+        backward = piece.kind in (K.BACKWARD, K.INPUT_GRAD)
+
+        def collective(kind: PieceKind, elements: float, span: Span) -> Piece:
+            return Piece(kind, Part.ATTENTION, piece.layer, axis="cp", elements=elements, span=span, backward=backward)
+
+        if self._kind is ContextKind.ALL_GATHER:
+            whole = self._kv * self._group.size
+            yield collective(K.ALL_GATHER, whole, self._group)
+            yield piece
+            if backward:
+                yield collective(K.REDUCE_SCATTER, whole, self._group)
+            return
+        projected = self._q + self._kv
+        if self._inner.size > 1:
+            yield collective(K.ALL_TO_ALL, self._q if backward else projected, self._inner)
+        if self._ring.size > 1:
+            yield collective(K.RING, self._kv, self._ring)
+        yield piece
+        if self._inner.size > 1:
+            yield collective(K.ALL_TO_ALL, projected if backward else self._q, self._inner)
