@@ -42,7 +42,7 @@ def model_flops(scenario: Scenario) -> float:
     Returns
     -------
     float
-        FLOP. Attention counts in full, whatever the mask; nothing that is recomputed counts.
+        FLOP. Attention counts in full over a document (or the window), causal or not; nothing recomputed counts.
     """
     model, keys = scenario.model, counted_keys(scenario)
     head = 2.0 * model.hidden * model.vocab + (2.0 * model.hidden**2 if model.family is Family.BERT else 0.0)

@@ -81,6 +81,14 @@ class Work(NamedTuple):
     name: str
     """What a reader sees: ``F``, ``B``, ``block 3 forward``, ``reduce bucket 2``."""
 
+    @property
+    def kind(self) -> PieceKind:
+        """Kind of the first piece that computes; of the first piece where all communicate.
+
+        A merged pass computes, even where it begins with the gather of its input.
+        """
+        return next((piece.kind for piece in self.pieces if not piece.axis), self.pieces[0].kind)
+
 
 class Stream(StrEnum):
     """Classes of streams; a rank may have several of SEND and RECV, one per channel."""

