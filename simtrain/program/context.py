@@ -3,10 +3,13 @@
     p2p          ring beside the core: K and V forward; backward K and V, and their gradients one step behind
     all_gather   K and V whole before the core; backward again, and a reduce-scatter of their gradients behind it
     a2a          q, k, v to all positions of some heads before the core, the output back behind it; backward mirrored
-    a2a+p2p      a2a over ``cp_inner`` neighbours, a ring over the groups of them
+    a2a+p2p      a2a over ``cp_inner`` neighbours, a ring over the groups of them; backward swaps the output again too
 
 Transformer Engine saves the rank's own K and V alone, so the backward (and a recomputation) fetches the others again
-(``attention/dot_product_attention/context_parallel.py``).
+(``attention/dot_product_attention/context_parallel.py``; its ring opened 2026-12-01). Cited from memory, not opened: Liu
+2023 (Ring Attention, arXiv 2310.01889), Brandon 2023 (Striped Attention, 2311.09431), Jacobs 2023 (DeepSpeed-Ulysses,
+2309.14509), Llama 3 (2407.21783, section 3.3.2; torch's context-parallel tutorial describes its gather), Fang 2024 (USP,
+2405.07719).
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ class Exchange:
             return
         projected = self._q + self._kv
         if self._inner.size > 1:
-            yield collective(K.ALL_TO_ALL, self._q if backward else projected, self._inner)
+            output = self._q * (2 if self._ring.size > 1 else 1)
+            yield collective(K.ALL_TO_ALL, output if backward else projected, self._inner)
         if self._ring.size > 1:
             yield collective(K.RING, self._kv, self._ring)
         yield piece
