@@ -6,10 +6,10 @@
     a2a+p2p      a2a over ``cp_inner`` neighbours, a ring over the groups of them; backward swaps the output again too
 
 Transformer Engine saves the rank's own K and V alone, so the backward (and a recomputation) fetches the others again
-(``attention/dot_product_attention/context_parallel.py``; its ring opened 2026-12-01). Cited from memory, not opened: Liu
-2023 (Ring Attention, arXiv 2310.01889), Brandon 2023 (Striped Attention, 2311.09431), Jacobs 2023 (DeepSpeed-Ulysses,
-2309.14509), Llama 3 (2407.21783, section 3.3.2; torch's context-parallel tutorial describes its gather), Fang 2024 (USP,
-2405.07719).
+(``attention/dot_product_attention/context_parallel.py``; its ring opened 2026-12-01). Cited from memory, not opened:
+Liu 2023 (Ring Attention, arXiv 2310.01889), Brandon 2023 (Striped Attention, 2311.09431), Jacobs 2023
+(DeepSpeed-Ulysses, 2309.14509), Llama 3 (2407.21783, section 3.3.2; torch's context-parallel tutorial describes its
+gather), Fang 2024 (USP, 2405.07719).
 """
 
 from __future__ import annotations
