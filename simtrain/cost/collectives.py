@@ -122,6 +122,48 @@ def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) ->
     return Transfer(seconds, moved, share, sm)
 
 
+def all_to_all(payload: float, span: Span, cluster: Cluster, *, between: float | None = None) -> Transfer:
+    """Cost of an all-to-all: every rank sends 1 / size of its payload to every other, inside and between at once.
+
+    Of n ranks, m on a machine: (m - 1) / n of the payload goes to fellows over the scale-up links, (n - m) / n over the
+    rank's share of the NICs, each part at alpha-beta, and the slower of the two ends it.
+
+    Parameters
+    ----------
+    payload
+        byte that one rank sends, its own share included.
+    span
+        How the group lies on the machines.
+    cluster
+        Its two levels of link.
+    between
+        byte that one rank sends to other machines, where tokens for several experts there travel once; each is then
+        passed on inside the machine (None = (n - m) / n of the payload).
+    """
+    n, m = span.size, span.members
+    if n <= 1 or payload <= 0:
+        return NOTHING
+    inside, outside = cluster.scale_up, cluster.scale_out
+    near, far = payload * (m - 1) / n, payload * (n - m) / n
+    seconds = inside.latency + _burst(near, m - 1, inside.achieved, inside.half_bytes) if m > 1 else 0.0
+    share = 0.0
+    if span.machines > 1:
+        if between is not None:
+            near, far = payload * (m - 1) / m if m > 1 else 0.0, min(between, far)
+            seconds = inside.latency + _burst(near, m - 1, inside.achieved, inside.half_bytes) if m > 1 else 0.0
+        nics = node_nics(cluster, m)
+        wire = outside.latency + _burst(far, n - m, nics * outside.achieved / m, outside.half_bytes)
+        share = nics / cluster.nics_per_machine * min(1.0, wire / max(wire, seconds))
+        seconds = max(seconds, wire)
+    sm = SM_SHARE_SCALE_UP if m > 1 else SM_SHARE_SCALE_OUT
+    return Transfer(_base(cluster, span) + seconds, near + far, share, sm)
+
+
+def _burst(size: float, peers: int, bandwidth: float, half_bytes: float) -> float:
+    """Messages to all peers at once: the ramp sees the size of one of them."""
+    return peers * step_seconds(size / peers, bandwidth, half_bytes) if peers else 0.0
+
+
 def message(payload: float, span: Span, cluster: Cluster) -> Transfer:
     """Cost of one point-to-point message of ``payload`` bytes between two ranks."""
     if payload <= 0:

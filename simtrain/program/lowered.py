@@ -30,6 +30,7 @@ class PieceKind(StrEnum):
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
     SEND = "send"
     RECV = "recv"
 
@@ -53,7 +54,8 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
+    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp), ep, etp, edp (that of
+    expert gradients); empty = none."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
     span: Span | None = None
@@ -113,7 +115,8 @@ class Group:
     """A process group, or a class of identical ones when folded."""
 
     axis: str
-    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), embedding, pp (a channel)."""
+    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), etp, ep, edp (the same for experts),
+    embedding, pp (a channel)."""
     parties: tuple[int, ...]
     """Simulated ranks that take part, each once, ascending."""
     size: int

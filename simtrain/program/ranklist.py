@@ -16,7 +16,7 @@ from simtrain.program.actions import Action, ActionKind
 from simtrain.program.emitter import Emitter, Line, Slot
 from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
 from simtrain.program.recipe import Recipe
-from simtrain.program.shards import Unit, buckets, elements, wrap_units
+from simtrain.program.shards import Unit, buckets, by_axis, elements, wrap_units
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
 
@@ -32,6 +32,8 @@ class Surroundings:
     """By pipeline rank of the neighbour."""
     tensor_joint: bool
     """The tensor-parallel group meets others: fellow members that are simulated too, or traffic between machines."""
+    experts_joint: frozenset[str] = frozenset()
+    """Those of the expert groups ep and etp that meet others."""
 
 
 class RankList:
@@ -48,7 +50,8 @@ class RankList:
         merge: bool,
     ) -> None:
         parallelism, stack = scenario.parallelism, scenario.stack
-        replicated = scenario.replicas > 1
+        self.expert_axes = frozenset(("ep", "etp")) & around.experts_joint
+        replicated = any(scenario.copies(axis) > 1 for axis in ("dp", "edp"))
         self.scenario = scenario
         self.actions = actions
         self.stages = tuple(sorted({action.stage for action in actions}))
@@ -56,7 +59,9 @@ class RankList:
         self.spans, self.channels = dict(around.axes), dict(around.channels)
         self.tensor_joint = around.tensor_joint
         self.merge = merge
-        self.passes = _Passes(Recipe(scenario, self.spans["tp"]))
+        alone = Span(1, 1, 1)
+        expert, expert_tensor = (self.spans.get(axis, alone) for axis in ("ep", "etp"))
+        self.passes = _Passes(Recipe(scenario, self.spans["tp"], expert, expert_tensor))
         self.out = Emitter(works)
         self.lines: dict[tuple[object, ...], Line] = {}
         """Of whole passes and messages, which recur every microbatch."""
@@ -83,15 +88,16 @@ class RankList:
             reduce = action in reducing and self.overlap_reduce
             busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
             whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
+            whole = whole and not any(piece.axis in self.expert_axes for piece in self.passes[action])
             gather = self.zero3 or action in gathering
             end = self._whole(action, deps) if whole else self._cut(action, deps, gather=gather, reduce=reduce)
             gathering.discard(action)
             self.ends[action] = end
             self._send(action, end)
             if action in reducing and not reduce:
-                parts = self.scenario.parts(action.stage)
-                self._reduce(Unit("gradients", parts, elements(self.scenario, parts)), end)
-                self.awaited.append(self.reductions[-1])
+                for unit in by_axis(self.scenario, "gradients", self.scenario.parts(action.stage)):
+                    self._reduce(unit, end)
+                self.awaited += self.reductions[-1:]
         self._update()
         return self.out.finish()
 
@@ -106,12 +112,12 @@ class RankList:
     def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
         """One task a run of compute pieces and one a collective, with gathers before and reductions behind them."""
         pieces = self.passes[action]
-        units = wrap_units(self.scenario, action.stage) if gather else ()
+        units = self._shared(wrap_units(self.scenario, action.stage)) if gather else ()
         needs = {_first(pieces, unit): unit for unit in units if self._is_gathered(unit, action)}
         leaves = {_last(pieces, unit) for unit in needs.values()}
         shards = wrap_units(self.scenario, action.stage) if self.zero3 else buckets(self.scenario, action.stage)
         ready: dict[int, list[Unit]] = {}
-        for unit in shards if reduce else ():
+        for unit in self._shared(shards) if reduce else ():
             ready.setdefault(_last(pieces, unit), []).append(unit)
         cuts = {0, len(pieces), *needs} | {i + 1 for i in leaves | set(ready)}
         cuts |= {j for i, piece in enumerate(pieces) if piece.axis or not self.merge for j in (i, i + 1)}
@@ -129,9 +135,14 @@ class RankList:
                 self._reduce(unit, end)
         return end
 
+    def _shared(self, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+        """Those that several ranks hold."""
+        return tuple(unit for unit in units if self.scenario.copies(unit.axis) > 1)
+
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
-        joint = self.tensor_joint and any(piece.axis == "tp" for piece in run)
-        slot = Slot("tp", "compute") if joint else None
+        joint = self.expert_axes | ({"tp"} if self.tensor_joint else set())
+        axis = next((piece.axis for piece in run if piece.axis in joint), "")
+        slot = Slot(axis, "compute") if axis else None
         return self.out.line(Stream.COMPUTE, run, name, stage=action.stage, slot=slot)
 
     def _compute(self, line: Line, action: Action, deps: tuple[int, ...]) -> int:
@@ -207,11 +218,11 @@ class RankList:
         """ZeRO-3 gathers run ``prefetch`` units ahead of compute, ZeRO-1/2 gathers queue up at the start."""
         ahead = self.scenario.parallelism.prefetch if self.scenario.parallelism.overlap else 0
         bound = self.unit_ends[-1 - ahead :][:1] if self.zero3 and len(self.unit_ends) > ahead else []
-        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", unit, tuple(bound))
+        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit, tuple(bound))
 
     def _reduce(self, unit: Unit, after: int) -> None:
         kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
-        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, "dp", unit, (after,)))
+        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, unit.axis, unit, (after,)))
 
     def _collective(
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]
@@ -233,12 +244,20 @@ class RankList:
         for axis in ("model", "dp") if self.sharded or self.zero3 else ("model",):
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
-        owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
-        shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
+        parts = [part for stage in self.stages for part in self.scenario.parts(stage)]
+        shard = sum(self._owned(part, layer) for part, layer in parts)
         step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
         done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
-            self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", Unit("weights", (), owned), (done,))
+            for unit in by_axis(self.scenario, "weights", parts):
+                self._collective(
+                    Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit._replace(parts=()), (done,)
+                )
+
+    def _owned(self, part: Part, layer: int) -> float:
+        """Parameters of a part whose optimizer state this rank holds."""
+        split = self.scenario.copies(self.scenario.gradient_axis(part)) if self.sharded or self.zero3 else 1
+        return self.scenario.part_parameters(part, layer) / split
 
 
 class _Passes:

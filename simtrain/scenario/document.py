@@ -44,9 +44,13 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "recompute": recompute,
             "attention": training.attention.value,
             "sync_every_microbatch": training.sync_every_microbatch,
+            "capacity_factor": training.capacity_factor or None,
+            "imbalance": {"sigma": training.imbalance_sigma} if training.imbalance_sigma else training.imbalance,
         },
         "parallelism": {
             **{axis: layout.degree(axis) for axis in ("dp", "tp", "pp", "cp", "ep")},
+            "etp": layout.expert_tensor,
+            "dispatch": parallel.dispatch.value,
             "zero": int(parallel.zero),
             "sequence_parallel": parallel.sequence_parallel,
             "virtual_stages": parallel.virtual_stages,

@@ -2,7 +2,7 @@
 
 The defaults, in one place (a scenario lists those it used in ``Scenario.defaults``):
 
-seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
+seed 0; tp, pp, cp, ep 1; etp as tp; dispatch alltoall, dropless and balanced; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
 units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
 it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
 with virtual stages; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a
@@ -22,7 +22,7 @@ from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
 from simtrain.scenario.model import Model
 from simtrain.scenario.problems import Problems
-from simtrain.scenario.scenario import Attention, Optimizer, Parallelism, Recompute, Scenario, Stack, Training, Zero
+from simtrain.scenario.scenario import Attention, Dispatch, Optimizer, Parallelism, Recompute, Scenario, Stack, Training, Zero
 from simtrain.scenario.schema import EVERY_SQRT, MAX_DEVICES, ScenarioFile, TrainingSpec
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class _Resolver:
         parallelism = self._parallelism(model, layout, stack, batch)
         if model and layout and seq_len and parallelism:
             checks.tensor(model, layout, seq_len, parallelism.sequence_parallel, problems)
+        if model and layout and parallelism:
+            checks.experts(model, layout, parallelism, spec, problems)
         if model and seq_len:
             checks.positions(model, seq_len, problems)
         training = self._training(accelerator, stack, optimizer, precision, seq_len, batch, parallelism)
@@ -118,7 +120,7 @@ class _Resolver:
 
     def _layout(self, devices: int | None) -> Layout | None:
         spec, problems = self.spec.parallelism, self.problems
-        keys = [f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "mesh_order")]
+        keys = [f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "etp", "mesh_order")]
         counted = [f"cluster.{key}" for key in ("nodes", "devices", "slice", "machine", "devices_per_machine")]
         if not problems.sound(*keys, *counted):
             return None
@@ -131,7 +133,8 @@ class _Resolver:
         if sorted(order) != sorted(AXES):
             problems.add("parallelism.mesh_order", f"must name each of {', '.join(AXES)} once, innermost first")
             return None
-        layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order)
+        etp = self._or(spec.etp, "parallelism.etp", tp)
+        layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order)
         if devices is not None:
             checks.degrees(layout, devices, spec, problems)
         elif layout.world > MAX_DEVICES:
@@ -191,6 +194,7 @@ class _Resolver:
             overlap=self._or(spec.overlap, key + "overlap", True),
             reshard_after_forward=self._or(spec.reshard_after_forward, key + "reshard_after_forward", pp == 1),
             prefetch=self._or(spec.prefetch, key + "prefetch", 1),
+            dispatch=Dispatch(self._or(spec.dispatch, key + "dispatch", Dispatch.ALLTOALL.value)),
         )
 
     def _training(
@@ -210,6 +214,7 @@ class _Resolver:
         mode, number = self._or(spec.recompute, "training.recompute", ("none", 0))
         if mode == "every" and number == EVERY_SQRT:
             number = max(1, round(math.sqrt(max(parallelism.stage_layers))))
+        spread, amount = self._or(spec.imbalance, "training.imbalance", ("factor", 1.0))
         sharded = parallelism.zero >= Zero.GRADIENTS
         early = self._or(spec.sync_every_microbatch, "training.sync_every_microbatch", sharded)
         return Training(
@@ -222,6 +227,9 @@ class _Resolver:
             attention=attention,
             recompute_layers=number,
             sync_every_microbatch=early,
+            capacity_factor=spec.capacity_factor or 0.0,
+            imbalance=amount if spread == "factor" else 1.0,
+            imbalance_sigma=amount if spread == "sigma" else 0.0,
         )
 
     def _attention(self, accelerator: Accelerator | None, stack: Stack | None) -> Attention | None:
