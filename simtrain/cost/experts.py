@@ -112,10 +112,12 @@ def useful_share(scenario: Scenario) -> float:
     return 1.0 / imbalance(scenario)
 
 
-def product(scenario: Scenario, shape: MatMul) -> MatMul:
-    """A linear layer of one expert, of its mean rows, made a grouped product of all experts of the rank."""
+def grouped(scenario: Scenario, op: Op) -> Op:
+    """An op of one expert, of its mean rows, made that of all experts of the rank: a product becomes a batched one."""
     local = scenario.model.experts // scenario.parallelism.layout.ep
-    return shape._replace(batch=local, useful=useful_share(scenario), epilogue_bytes=local * shape.epilogue_bytes)
+    if isinstance(op, MatMul):
+        return op._replace(batch=local, useful=useful_share(scenario), epilogue_bytes=local * op.epilogue_bytes)
+    return op._replace(hbm_bytes=local * op.hbm_bytes)
 
 
 def unpermute(scenario: Scenario, forward: bool, element: float) -> Iterator[Op]:

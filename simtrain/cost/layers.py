@@ -307,9 +307,8 @@ def _experts(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     model, (local, rows) = c.scenario.model, experts.expert_rows(c.scenario)
     width = model.expert_ffn_hidden // c.scenario.parallelism.layout.expert_tensor
     up = width * (2 if model.gated_mlp else 1)
-    products = (*_linear(c, which, rows, up, model.hidden), *_linear(c, which, rows, model.hidden, width))
-    for op in products:
-        yield experts.product(c.scenario, op) if isinstance(op, MatMul) else Sweep(op.hbm_bytes * local, op.launches)
+    for op in (*_linear(c, which, rows, up, model.hidden), *_linear(c, which, rows, model.hidden, width)):
+        yield experts.grouped(c.scenario, op)
     yield from _activation(replace(c, tokens=rows * local), which, width)
     if which is not Pass.WEIGHT_GRAD:
         yield from experts.unpermute(c.scenario, which is Pass.FORWARD, c.e)

@@ -30,6 +30,7 @@ GROUP_AXES: dict[str, tuple[str, ...]] = {
 }
 """Process group -> mesh axes that it spans: gradients are reduced over dp and cp, their norm over one whole replica."""
 
+
 def group_axes(layout: Layout) -> Mapping[str, tuple[str, ...]]:
     """Process groups of a layout and the axes that each spans, those of the experts only where they differ."""
     return GROUP_AXES | ({axis: (axis,) for axis in EXPERT_AXES} if layout.has_expert_groups else {})
@@ -69,8 +70,8 @@ def base_rank(layout: Layout, axes: Sequence[str]) -> Ints:
 def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
     """Slowdown by rank of the slowest one it marches with.
 
-    Tensor, context and expert ranks meet in every layer; data ranks only once their gradients do, which sets the pace of the
-    step if there is no pipeline to bring them out of step earlier.
+    Tensor, context and expert ranks meet in every layer; data ranks only once their gradients do, which sets the pace
+    of the step if there is no pipeline to bring them out of step earlier.
     """
     axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
     pace = over(slowdowns, layout, axes, np.maximum)

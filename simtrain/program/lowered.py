@@ -46,6 +46,10 @@ class Span(NamedTuple):
     """Largest number of its ranks on one machine."""
 
 
+ALONE = Span(1, 1, 1)
+"""A group of one rank."""
+
+
 class Piece(NamedTuple):
     """Smallest priced piece of work: a sub-layer's compute, or one collective."""
 
@@ -54,8 +58,8 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp), ep, etp, edp (that of
-    expert gradients); empty = none."""
+    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp), ep, etp, edp (that
+    of expert gradients); empty = none."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
     span: Span | None = None

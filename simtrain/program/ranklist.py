@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from simtrain.program.actions import Action, ActionKind
 from simtrain.program.emitter import Emitter, Line, Slot
-from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
+from simtrain.program.lowered import ALONE, Piece, PieceKind, Span, Stream, TaskList, Work
 from simtrain.program.recipe import Recipe
 from simtrain.program.shards import Unit, buckets, by_axis, elements, wrap_units
 from simtrain.scenario.model import Part
@@ -59,8 +59,7 @@ class RankList:
         self.spans, self.channels = dict(around.axes), dict(around.channels)
         self.tensor_joint = around.tensor_joint
         self.merge = merge
-        alone = Span(1, 1, 1)
-        expert, expert_tensor = (self.spans.get(axis, alone) for axis in ("ep", "etp"))
+        expert, expert_tensor = (self.spans.get(axis, ALONE) for axis in ("ep", "etp"))
         self.passes = _Passes(Recipe(scenario, self.spans["tp"], expert, expert_tensor))
         self.out = Emitter(works)
         self.lines: dict[tuple[object, ...], Line] = {}
@@ -245,19 +244,23 @@ class RankList:
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
         parts = [part for stage in self.stages for part in self.scenario.parts(stage)]
-        shard = sum(self._owned(part, layer) for part, layer in parts)
-        step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
-        done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
+        done = self.out.emit(
+            self.out.line(Stream.COMPUTE, self._steps(parts), "optimizer"), deps=(*deps, *self.awaited)
+        )
         if self.sharded and not self.overlap_gather:
             for unit in by_axis(self.scenario, "weights", parts):
                 self._collective(
                     Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit._replace(parts=()), (done,)
                 )
 
-    def _owned(self, part: Part, layer: int) -> float:
-        """Parameters of a part whose optimizer state this rank holds."""
-        split = self.scenario.copies(self.scenario.gradient_axis(part)) if self.sharded or self.zero3 else 1
-        return self.scenario.part_parameters(part, layer) / split
+    def _steps(self, parts: list[tuple[Part, int]]) -> tuple[Piece, ...]:
+        """Updates of what this rank owns; spread experts have an optimizer of their own (Megatron chains the two)."""
+        steps = []
+        for axis, part in (("dp", Part.PARAMETER), ("edp", Part.EXPERTS)):
+            owned = elements(self.scenario, (one for one in parts if self.scenario.gradient_axis(one[0]) == axis))
+            split = self.scenario.copies(axis) if self.sharded or self.zero3 else 1
+            steps += [Piece(K.OPTIMIZER, part, elements=owned / split)] if owned or axis == "dp" else []
+        return tuple(steps)
 
 
 class _Passes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simtrain.program.lowered import Piece, PieceKind, Span
+from simtrain.program.lowered import ALONE, Piece, PieceKind, Span
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Dispatch, Recompute, Scenario
 
@@ -22,9 +22,7 @@ class Recipe:
     ``tensor`` says how the tensor-parallel group lies, ``expert`` and ``expert_tensor`` those of the experts.
     """
 
-    def __init__(
-        self, scenario: Scenario, tensor: Span, expert: Span = Span(1, 1, 1), expert_tensor: Span = Span(1, 1, 1)
-    ) -> None:
+    def __init__(self, scenario: Scenario, tensor: Span, expert: Span = ALONE, expert_tensor: Span = ALONE) -> None:
         self._scenario = scenario
         self._expert, self._expert_tensor = expert, expert_tensor
         self._tensor = tensor

@@ -77,9 +77,7 @@ def tensor(model: Model, layout: Layout, seq_len: int, sequence_parallel: bool, 
         )
 
 
-def experts(
-    model: Model, layout: Layout, parallelism: Parallelism, spec: ScenarioFile, problems: Problems
-) -> None:
+def experts(model: Model, layout: Layout, parallelism: Parallelism, spec: ScenarioFile, problems: Problems) -> None:
     """Experts by ep, their width by etp, ep x etp within the ranks of a stage (Megatron core ``arguments.py``)."""
     key = "parallelism."
     if not model.experts:
@@ -94,7 +92,8 @@ def experts(
     ep, etp, ranks = layout.ep, layout.expert_tensor, layout.tp * layout.cp * layout.dp
     if model.experts % ep:
         problems.add(
-            key + "ep", f"{ep} ranks cannot share {model.experts} experts evenly; choose from {_divisors(model.experts)}"
+            key + "ep",
+            f"{ep} ranks cannot share {model.experts} experts evenly; choose from {_divisors(model.experts)}",
         )
     if model.expert_ffn_hidden % etp:
         choices = _divisors(model.expert_ffn_hidden)
@@ -104,8 +103,8 @@ def experts(
     if ranks % (ep * etp):
         problems.add(
             key + "ep",
-            f"ep {ep} x etp {etp} = {ep * etp} cannot divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} = {ranks},"
-            f" the ranks of a stage; with this etp choose ep from {_divisors(ranks // etp) if etp <= ranks else 1}",
+            f"ep {ep} x etp {etp} = {ep * etp} cannot divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} ="
+            f" {ranks}, the ranks of a stage; with this etp choose ep from {_divisors(max(1, ranks // etp))}",
         )
     if layout.tp > 1 and not parallelism.sequence_parallel:
         problems.add(

@@ -103,7 +103,7 @@ class Model:
     q_lora_rank: int = 0
     """Multi-head latent attention: width of the compressed query; 0 = queries are not compressed."""
     kv_lora_rank: int = 0
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): width of the compressed key and value; 0 = plain heads."""
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): width of the compressed key and value; 0 = none."""
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0

@@ -21,7 +21,8 @@ _STYLE: dict[str, dict[str, Any]] = {
     "t5": {"gated_mlp": False, "tied_embeddings": True, "bias": False, "rms_norm": True, "dropout": True},
     "moe": {"gated_mlp": True, "tied_embeddings": False, "bias": False, "rms_norm": True, "dropout": False},
 }
-"""Family -> what its published implementations do (Radford 2019, Touvron 2023, Devlin 2019, Raffel 2020, Jiang 2024)."""
+"""Family -> what its published implementations do (Radford 2019, Touvron 2023, Devlin 2019, Raffel 2020,
+Jiang 2024)."""
 _REQUIRED = ("family", "layers", "hidden", "heads", "vocab")
 _SIZES = tuple(key for key in ModelSpec.model_fields if key not in ("preset", "config", "op_table"))
 MODEL_FIELDS = _SIZES
@@ -88,7 +89,11 @@ def model(
 def _style(sizes: dict[str, Any], seq_len: int | None) -> dict[str, Any]:
     """All fields of ``Model``: the sizes, and family defaults for the rest."""
     family, hidden, heads, layers = sizes["family"], sizes["hidden"], sizes["heads"], sizes["layers"]
-    full = dict.fromkeys(_SIZES, 0) | {"name": "custom", "qkv_bias": False, "vocab_multiple": 128, "moe_every": 1} | _STYLE[family]
+    full = (
+        dict.fromkeys(_SIZES, 0)
+        | {"name": "custom", "qkv_bias": False, "vocab_multiple": 128, "moe_every": 1}
+        | _STYLE[family]
+    )
     full |= {"kv_heads": heads, "head_dim": max(1, hidden // heads)}
     full["max_positions"] = {"gpt": seq_len or 0, "bert": 512}.get(family, 0)
     full["token_types"] = 2 if family == "bert" else 0
@@ -96,7 +101,9 @@ def _style(sizes: dict[str, Any], seq_len: int | None) -> dict[str, Any]:
     full |= sizes
     if "ffn_hidden" not in sizes:
         # Llama keeps the parameters of a gated MLP at those of 4 x hidden: 2/3 of it, rounded up to 256 (Touvron 2023).
-        full["ffn_hidden"] = sizes.get("expert_ffn_hidden") or -(-8 * hidden // 3 // 256) * 256 if full["gated_mlp"] else 4 * hidden
+        full["ffn_hidden"] = (
+            sizes.get("expert_ffn_hidden") or -(-8 * hidden // 3 // 256) * 256 if full["gated_mlp"] else 4 * hidden
+        )
     if full["experts"]:
         full["experts_per_token"] = full["experts_per_token"] or 1
         full["expert_ffn_hidden"] = full["expert_ffn_hidden"] or full["ffn_hidden"]

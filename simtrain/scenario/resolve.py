@@ -2,13 +2,14 @@
 
 The defaults, in one place (a scenario lists those it used in ``Scenario.defaults``):
 
-seed 0; tp, pp, cp, ep 1; etp as tp; dispatch alltoall, dropless and balanced; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
-units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
-it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
-with virtual stages; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a
-pipeline; prefetch 1; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch;
-devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI
-between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``).
+seed 0; tp, pp, cp, ep 1; etp as tp; dispatch alltoall, dropless and balanced; stack by kind of accelerator
+(``STACKS``); precision bf16, or fp16 or fp32 where the matrix units lack it; optimizer adamw; recompute none; attention
+the stack's kernel, unfused where the accelerator cannot run it; zero 3 on FSDP stacks, else 0; sequence_parallel where
+tp is above 1; virtual_stages 1; schedule 1f1b, interleaved with virtual stages; stage_layers as even as possible,
+lighter ends; overlap true; reshard_after_forward without a pipeline; prefetch 1; sync_every_microbatch from ZeRO-2 on;
+micro_batch 1; accumulation 1 without a global_batch; devices_per_machine 8, or what a TPU host holds; network and NICs
+of the first machine row with that accelerator, ICI between the hosts of a TPU slice; no jitter; what a model leaves out
+by its family (``models``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
 from simtrain.scenario.model import Model
 from simtrain.scenario.problems import Problems
-from simtrain.scenario.scenario import Attention, Dispatch, Optimizer, Parallelism, Recompute, Scenario, Stack, Training, Zero
+from simtrain.scenario.scenario import (
+    Attention,
+    Dispatch,
+    Optimizer,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Stack,
+    Training,
+    Zero,
+)
 from simtrain.scenario.schema import EVERY_SQRT, MAX_DEVICES, ScenarioFile, TrainingSpec
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ class Dispatch(StrEnum):
     ALLGATHER = "allgather"
     """All tokens of the expert-parallel group travel to all of its ranks; results are reduced and scattered."""
     DEDUPLICATED = "deduplicated"
-    """A token travels once to each machine that holds some of its experts, and on inside (DeepEP, Megatron ``flex``)."""
+    """A token travels once to each machine with experts of its own, and on inside (DeepEP; Megatron ``flex``)."""
 
 
 @dataclass(frozen=True, slots=True)

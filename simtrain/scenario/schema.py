@@ -189,11 +189,12 @@ RecomputeForm = Annotated[
 def _imbalance(value: object) -> object:
     if value is None or value == "auto":
         return None
-    if isinstance(value, dict) and list(value) == ["sigma"] and type(value["sigma"]) in (int, float):
-        if 0 <= value["sigma"] <= 5:
-            return ("sigma", float(value["sigma"]))
-    elif type(value) in (int, float) and 1 <= value <= 100_000:
-        return ("factor", float(value))
+    form = value["sigma"] if isinstance(value, dict) and list(value) == ["sigma"] else value
+    if isinstance(form, int | float) and not isinstance(form, bool):
+        if form is not value and 0 <= form <= 5:
+            return ("sigma", float(form))
+        if form is value and 1 <= form <= 100_000:
+            return ("factor", float(form))
     why = f"must be a factor of at least 1 (largest over mean) or {{sigma: 0 to 5}}, not {describe(value)}"
     raise PydanticCustomError("choice", "{why}", {"why": why})
 

@@ -92,7 +92,11 @@ def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
             case K.FORWARD:
                 return _forward(scenario, z, piece)
             case K.RECOMPUTE:
-                return {Memory.WORKSPACE: _recomputed(scenario, z, piece)}, {}, {Memory.WORKSPACE: _on_the_way(z, piece)}
+                return (
+                    {Memory.WORKSPACE: _recomputed(scenario, z, piece)},
+                    {},
+                    {Memory.WORKSPACE: _on_the_way(z, piece)},
+                )
             case K.BACKWARD | K.INPUT_GRAD | K.WEIGHT_GRAD:
                 return _backward(scenario, z, piece)
     if piece.kind is K.RECOMPUTE and piece.part is Part.CORE:
@@ -154,7 +158,7 @@ def _released(scenario: Scenario, piece: Piece) -> float:
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:
     """Bytes of parameter gradient that a backward allocates, where they are not held all step."""
     count = scenario.part_parameters(piece.part, piece.layer)
-    if states.shards_gradients_at_once(scenario):
+    if states.shards_gradients_at_once(scenario, scenario.gradient_axis(piece.part)):
         return count * states.unsharded_gradient_bytes(scenario)
     return count * states.sharded_gradient_bytes(scenario) if states.gradients_appear_late(scenario) else 0.0
 
@@ -166,15 +170,15 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
         return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
     if piece.kind is K.OPTIMIZER:
-        freed = held
-        if zero is Zero.OPTIMIZER:  # whole gradients beside a shard of the optimizer
-            freed = states.held_everywhere(scenario, piece.elements) * states.sharded_gradient_bytes(scenario)
+        ranks = scenario.copies(scenario.gradient_axis(piece.part))
+        freed = held * (ranks if zero is Zero.OPTIMIZER else 1) if late else 0.0
         return (
             {},
-            {Memory.GRADIENTS: freed if late else 0.0},
+            {Memory.GRADIENTS: freed},
             {Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario)},
         )
-    if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
+    reduces = piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT
+    if reduces and states.shards_gradients_at_once(scenario, piece.axis):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)
         shard = held / scenario.copies(piece.axis) if late else 0.0
