@@ -71,7 +71,8 @@ def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
     """Slowdown by rank of the slowest one it marches with.
 
     Tensor, context and expert ranks meet in every layer; data ranks only once their gradients do, which sets the pace
-    of the step if there is no pipeline to bring them out of step earlier.
+    of the step if there is no pipeline to bring them out of step earlier. What an expert rank does behind its last
+    meeting in a pass it does at its own pace, so for these the answer is an upper bound (a percent or two of jitter).
     """
     axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
     pace = over(slowdowns, layout, axes, np.maximum)

@@ -49,7 +49,7 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
         },
         "parallelism": {
             **{axis: layout.degree(axis) for axis in ("dp", "tp", "pp", "cp", "ep")},
-            "etp": layout.expert_tensor,
+            "etp": layout.etp or None,
             "dispatch": parallel.dispatch.value,
             "zero": int(parallel.zero),
             "sequence_parallel": parallel.sequence_parallel,

@@ -29,7 +29,7 @@ class Layout:
     ep: int = 1
     """Ranks over which the experts of a layer are spread; they belong to tp, cp and dp otherwise."""
     etp: int = 0
-    """Ranks that share each expert's matrices; 0 = tp."""
+    """Ranks that share each expert's matrices; 0 = tp, and nothing to say where there are no experts."""
     order: tuple[str, ...] = AXES
     """Innermost first; a permutation of ``AXES``."""
 
@@ -50,7 +50,12 @@ class Layout:
 
     @property
     def has_expert_groups(self) -> bool:
-        """Whether experts have process groups of their own."""
+        """Whether tokens travel to experts: over ep, or over the ranks that share an expert."""
+        return self.ep > 1 or self.etp > 1 or self.experts_apart
+
+    @property
+    def experts_apart(self) -> bool:
+        """Whether the copies of an expert lie on other ranks than the copies of all else."""
         return self.ep > 1 or self.expert_tensor != self.tp
 
     def degree(self, axis: str) -> int:

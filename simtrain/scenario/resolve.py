@@ -72,7 +72,7 @@ class _Resolver:
         given, usual_length = models.base(spec.model, problems)
         seq_len = self._seq_len(usual_length)
         model, model_defaults = models.model(spec.model, given, seq_len, problems)
-        layout = self._layout(found.devices)
+        layout = self._layout(found.devices, model)
         batch = self._batch(layout) if layout else None
         parallelism = self._parallelism(model, layout, stack, batch)
         if model and layout and seq_len and parallelism:
@@ -129,7 +129,7 @@ class _Resolver:
             return None
         return said if usual is None else self._or(said, "training.seq_len", usual)
 
-    def _layout(self, devices: int | None) -> Layout | None:
+    def _layout(self, devices: int | None, model: Model | None) -> Layout | None:
         spec, problems = self.spec.parallelism, self.problems
         keys = [f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "etp", "mesh_order")]
         counted = [f"cluster.{key}" for key in ("nodes", "devices", "slice", "machine", "devices_per_machine")]
@@ -144,7 +144,9 @@ class _Resolver:
         if sorted(order) != sorted(AXES):
             problems.add("parallelism.mesh_order", f"must name each of {', '.join(AXES)} once, innermost first")
             return None
-        etp = self._or(spec.etp, "parallelism.etp", tp)
+        etp = spec.etp or 0
+        if model and model.experts:
+            etp = self._or(spec.etp, "parallelism.etp", tp)
         layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order)
         if devices is not None:
             checks.degrees(layout, devices, spec, problems)

@@ -253,7 +253,7 @@ class Scenario:
 
     def gradient_axis(self, part: Part) -> str:
         """Process group that reduces the gradients of a part: experts have their own where they are spread."""
-        return "edp" if part is Part.EXPERTS and self.parallelism.layout.has_expert_groups else "dp"
+        return "edp" if part is Part.EXPERTS and self.parallelism.layout.experts_apart else "dp"
 
     def copies(self, axis: str) -> int:
         """Ranks that hold the same parameters, by ``gradient_axis``."""

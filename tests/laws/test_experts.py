@@ -107,8 +107,10 @@ def test_folded_equals_unfolded(made: Scenario) -> None:
 
 @given(mixtures(jitter=True))
 @settings(max_examples=25)
-def test_folded_equals_unfolded_with_jitter(made: Scenario) -> None:
-    assert uncontended(made) == pytest.approx(uncontended(made, fold=False), rel=1e-9)
+def test_folded_bounds_unfolded_with_jitter(made: Scenario) -> None:
+    """Expert ranks meet in every layer, but attention behind the last meeting runs at a rank's own pace."""
+    folded, whole = uncontended(made), uncontended(made, fold=False)
+    assert whole * (1 - 1e-9) <= folded <= whole * 1.03
 
 
 @given(mixtures())
