@@ -126,7 +126,8 @@ def all_to_all(payload: float, span: Span, cluster: Cluster, *, between: float |
     """Cost of an all-to-all: every rank sends 1 / size of its payload to every other, inside and between at once.
 
     Of n ranks, m on a machine: (m - 1) / n of the payload goes to fellows over the scale-up links, (n - m) / n over the
-    rank's share of the NICs, each part at alpha-beta, and the slower of the two ends it.
+    rank's share of the NICs, and the slower of the two ends it. All messages are in flight at once (NCCL groups sends
+    and receives), so a part costs one latency and its ramp sees the sum of its messages.
 
     Parameters
     ----------
@@ -145,23 +146,17 @@ def all_to_all(payload: float, span: Span, cluster: Cluster, *, between: float |
         return NOTHING
     inside, outside = cluster.scale_up, cluster.scale_out
     near, far = payload * (m - 1) / n, payload * (n - m) / n
-    seconds = inside.latency + _burst(near, m - 1, inside.achieved, inside.half_bytes) if m > 1 else 0.0
+    if between is not None and span.machines > 1:
+        near, far = payload * (m - 1) / m, min(between, far)
+    seconds = inside.latency + step_seconds(near, inside.achieved, inside.half_bytes) if m > 1 else 0.0
     share = 0.0
     if span.machines > 1:
-        if between is not None:
-            near, far = payload * (m - 1) / m if m > 1 else 0.0, min(between, far)
-            seconds = inside.latency + _burst(near, m - 1, inside.achieved, inside.half_bytes) if m > 1 else 0.0
         nics = node_nics(cluster, m)
-        wire = outside.latency + _burst(far, n - m, nics * outside.achieved / m, outside.half_bytes)
+        wire = outside.latency + step_seconds(far, nics * outside.achieved / m, outside.half_bytes)
         share = nics / cluster.nics_per_machine * min(1.0, wire / max(wire, seconds))
         seconds = max(seconds, wire)
     sm = SM_SHARE_SCALE_UP if m > 1 else SM_SHARE_SCALE_OUT
     return Transfer(_base(cluster, span) + seconds, near + far, share, sm)
-
-
-def _burst(size: float, peers: int, bandwidth: float, half_bytes: float) -> float:
-    """Messages to all peers at once: the ramp sees the size of one of them."""
-    return peers * step_seconds(size / peers, bandwidth, half_bytes) if peers else 0.0
 
 
 def message(payload: float, span: Span, cluster: Cluster) -> Transfer:

@@ -278,8 +278,8 @@ def _latent_attention(c: Shapes, which: Pass, block: BlockKind) -> Iterator[Op]:
     yield from _linear(c, which, c.local_tokens, compressed, model.hidden)
     yield from _norm(c, which, model.kv_lora_rank)
     yield from _linear(c, which, c.tokens, keys, model.kv_lora_rank)
-    if which is not Pass.WEIGHT_GRAD and not c.xla:  # rotate, and join the shared rotated key to every head
-        yield Sweep(2 * c.e * c.tokens * 2 * queries, 3.0)
+    if which is not Pass.WEIGHT_GRAD and not c.xla:  # rotate; join the rotated part to q and (shared) to k; copy v
+        yield Sweep(2 * c.e * c.tokens * (2 * queries + heads * model.v_head_dim), 5.0)
     yield from core(c, which, block)
     yield from _linear(c, which, c.tokens, model.hidden, heads * model.v_head_dim)
     yield from _residual(c, which)

@@ -91,7 +91,8 @@ def _mixture(config: dict[str, Any], sizes: dict[str, Any]) -> None:
     if str(config.get("model_type")).startswith("llama4"):  # the width of an expert, and that of a dense MLP
         sizes |= {"experts_shared": 1, "expert_ffn_hidden": sizes.get("ffn_hidden")}
         sizes["ffn_hidden"] = config.get("intermediate_size_mlp") or sizes["ffn_hidden"]
-    if config.get("topk_method") == "greedy":  # DeepSeek-V2-Lite: any expert on any device
+    groups, chosen = config.get("n_group"), config.get("topk_group")
+    if not (isinstance(groups, int) and isinstance(chosen, int) and chosen < groups):  # all groups: no limit
         sizes.pop("route_machines", None)
 
 
