@@ -23,7 +23,8 @@ from simtrain.scenario.files import load
 from simtrain.scenario.hardware import Cluster, Link
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Dispatch, Scenario, Zero
-from simtrain.scenario.tables import load_tables
+from simtrain.scenario.tables import load_tables, shipped
+from simtrain.simulate import simulate
 from tests.factories import A100, scenario
 from tests.unit.cost.test_flops import executed
 
@@ -141,7 +142,7 @@ def test_padding_to_capacity_is_executed() -> None:
 
 def test_active_flops_of_deepseek_v3() -> None:
     """Forward products of a token are twice the active parameters, less norms and input embedding, plus scores."""
-    model = load("scenarios/moe/deepseek-v3-2048xh800.yaml").model
+    model = load(shipped("scenarios/moe/deepseek-v3-2048xh800.yaml")).model
     matrices = sum(block_flops(model, layer, 0) for layer in range(61)) / 2 + model.hidden * model.vocab
     assert matrices == pytest.approx(model.active_parameters() - model.hidden * model.vocab, rel=1e-4)
     # DeepSeek-V2, section 2.1: q 7168 x 1536 and 1536 x 128 x 192, kv 7168 x 576 and 512 x 128 x 256, o 16384 x 7168
@@ -193,11 +194,19 @@ def test_drawn_imbalance() -> None:
 
 def test_latent_attention_scores_over_one_width_and_sums_over_another() -> None:
     made = mixture(attention="flash2", **LATENT)
-    found = [op for op in ops(Shapes.of(made), Pass.FORWARD, Part.ATTENTION, BlockKind.DECODER)]
+    found = ops(Shapes.of(made), Pass.FORWARD, Part.ATTENTION, BlockKind.DECODER)
     (core,) = (op for op in found if isinstance(op, FusedAttention))
     assert core.flops == 2 * 16 * 2048 * 2048 * (96 + 64)
     widths = {op.n for op in found if isinstance(op, MatMul)}
     assert widths == {384, 16 * 96, 256 + 32, 16 * (64 + 64), 1024}
+
+
+def test_the_summary_says_how_experts_are_spread() -> None:
+    found = simulate(load(shipped("scenarios/moe/qwen3-30b-a3b-16xh100.yaml"))).summary["experts"]
+    assert found["active_parameters"] == pytest.approx(3.3e9, rel=0.02)
+    assert (found["ep"], found["copies"], found["experts_per_rank"]) == (8, 1, 16)
+    assert 1.0 < found["imbalance"] < 1.5
+    assert found["rows_per_expert"] == pytest.approx(4096 * 8 / 16 * found["imbalance"], abs=1)
 
 
 def test_experts_are_held_and_sharded_over_their_own_copies() -> None:
