@@ -69,7 +69,7 @@ def tabulate(tasks: TaskList) -> ListTable:
 
 def seconds(work: Work, demand: Demand, slowdown: float) -> float:
     """Uncontended duration on a rank whose computing takes ``slowdown`` times as long (communication does not)."""
-    if slowdown == 1 or work.pieces[0].kind not in COMPUTE:
+    if slowdown == 1 or not any(piece.kind in COMPUTE for piece in work.pieces):
         return demand.duration
     computing = demand.duration - sum(part for kind, part in demand.split if kind in EXPOSED_COMMUNICATION)
     return demand.duration + (slowdown - 1) * computing
@@ -83,7 +83,7 @@ class Plan:
         self.lowered = lowered
         self.demands = demands
         self.tables = [tabulate(tasks) for tasks in lowered.lists]
-        self.computes = [work.pieces[0].kind in COMPUTE for work in lowered.works]
+        self.computes = [any(piece.kind in COMPUTE for piece in work.pieces) for work in lowered.works]
         self._priced: dict[float, list[float]] = {}
         self.rank_seconds = [self._seconds(rank.slowdown) for rank in lowered.ranks]
         self.group_seconds = [

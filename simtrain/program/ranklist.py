@@ -89,7 +89,10 @@ class RankList:
             whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
             whole = whole and not any(piece.axis in self.expert_axes for piece in self.passes[action])
             gather = self.zero3 or action in gathering
-            end = self._whole(action, deps) if whole else self._cut(action, deps, gather=gather, reduce=reduce)
+            if whole:
+                end = self._whole(action, deps)
+            else:
+                end = self._cut(action, deps, gather=gather, reduce=reduce, busy=busy)
             gathering.discard(action)
             self.ends[action] = end
             self._send(action, end)
@@ -108,8 +111,11 @@ class RankList:
             self.lines[key] = self._line(action, self.passes[action], action.kind.value)
         return self._compute(self.lines[key], action, deps)
 
-    def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
-        """One task a run of compute pieces and one a collective, with gathers before and reductions behind them."""
+    def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool, busy: bool) -> int:
+        """One task a run of compute pieces and one a collective, with gathers before and reductions behind them.
+
+        While no other stream is busy, a collective that meets nobody stays in its run.
+        """
         pieces = self.passes[action]
         units = self._shared(wrap_units(self.scenario, action.stage)) if gather else ()
         needs = {_first(pieces, unit): unit for unit in units if self._is_gathered(unit, action)}
@@ -119,7 +125,8 @@ class RankList:
         for unit in self._shared(shards) if reduce else ():
             ready.setdefault(_last(pieces, unit), []).append(unit)
         cuts = {0, len(pieces), *needs} | {i + 1 for i in leaves | set(ready)}
-        cuts |= {j for i, piece in enumerate(pieces) if piece.axis or not self.merge for j in (i, i + 1)}
+        apart = None if busy else self._joint_axes()
+        cuts |= {j for i, piece in enumerate(pieces) if _stands_apart(piece, apart, self.merge) for j in (i, i + 1)}
         edges = sorted(cuts)
         end = -1
         for at, after in pairwise(edges):
@@ -138,8 +145,12 @@ class RankList:
         """Those that several ranks hold."""
         return tuple(unit for unit in units if self.scenario.copies(unit.axis) > 1)
 
+    def _joint_axes(self) -> frozenset[str]:
+        """Process groups inside a pass that meet others."""
+        return self.expert_axes | ({"tp"} if self.tensor_joint else set())
+
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
-        joint = self.expert_axes | ({"tp"} if self.tensor_joint else set())
+        joint = self._joint_axes()
         axis = next((piece.axis for piece in run if piece.axis in joint), "")
         slot = Slot(axis, "compute") if axis else None
         return self.out.line(Stream.COMPUTE, run, name, stage=action.stage, slot=slot)
@@ -286,6 +297,11 @@ class _Passes:
                 return self._recipe.backward(action.stage, K.INPUT_GRAD)
             case ActionKind.WEIGHT_GRAD:
                 return self._recipe.weight_grad(action.stage)
+
+
+def _stands_apart(piece: Piece, axes: frozenset[str] | None, merge: bool) -> bool:
+    """Whether a piece is a task of its own: any collective, or those of ``axes`` alone."""
+    return not merge or (bool(piece.axis) if axes is None else piece.axis in axes)
 
 
 def _source(action: Action) -> int:
