@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from simtrain.cost.ops import FusedAttention, Op, Sweep
+from simtrain.scenario.model import Model
 from simtrain.scenario.scenario import ContextKind, Scenario
 
 
@@ -90,13 +91,14 @@ def kernels(scenario: Scenario, *, e: float, backward: bool, causal: bool) -> It
         pairs = queries * keys
         if causal:
             pairs = float(balanced_pairs(training.seq_len, ring, training.lengths, window))
-    moved = 2 * (heads * queries + kv * training.seq_len) * scenario.model.head_dim * e * (3.0 if backward else 1.0)
+    width = _width(scenario.model)
+    moved = 2 * (heads * queries + kv * training.seq_len) * width * e * (3.0 if backward else 1.0)
     yield FusedAttention(
         backward,
         heads,
         queries,
         max(1, round(keys)),
-        scenario.model.head_dim,
+        width,
         causal and not narrow,  # a band has no triangle: its rate is that of full attention over the window
         moved,
         pairs,
@@ -114,10 +116,10 @@ def ring_step(scenario: Scenario, *, e: float, backward: bool, causal: bool, fir
     keys = counted_keys(scenario) / ring * (1.0 if triangle else half)
     read = own * (1.0 if triangle else half)
     pairs = half * sum((length / ring) ** 2 for length in training.lengths)
-    moved = 2 * (heads * own + kv * read) * scenario.model.head_dim * e * (3.0 if backward else 1.0)
+    width = _width(scenario.model)
+    moved = 2 * (heads * own + kv * read) * width * e * (3.0 if backward else 1.0)
     counted = own * counted_keys(scenario) / ring
-    dim = scenario.model.head_dim
-    return FusedAttention(backward, heads, own, max(1, round(keys)), dim, triangle, moved, pairs, counted)
+    return FusedAttention(backward, heads, own, max(1, round(keys)), width, triangle, moved, pairs, counted)
 
 
 def _ring(scenario: Scenario, *, e: float, backward: bool, causal: bool) -> Iterator[Op]:
@@ -126,10 +128,15 @@ def _ring(scenario: Scenario, *, e: float, backward: bool, causal: bool) -> Iter
     yield ring_step(scenario, e=e, backward=backward, causal=causal, first=True)
     for _ in range(steps - 1):
         yield ring_step(scenario, e=e, backward=backward, causal=causal)
-    heads, kv = _heads(scenario)
-    own = scenario.training.seq_len // steps * scenario.model.head_dim
-    elements = (heads + 2 * kv if backward else heads) * own
+    (heads, kv), model = _heads(scenario), scenario.model
+    gradients = heads * model.qk_head_dim + kv * (model.qk_head_dim + model.value_head_dim)
+    elements = (gradients if backward else heads * model.value_head_dim) * (scenario.training.seq_len // steps)
     yield Sweep(3 * e * elements * (steps - 1), (2.0 if backward else 1.0) * (steps - 1))
+
+
+def _width(model: Model) -> int:
+    """Mean width of a head's two products: latent attention scores over one width and sums values over another."""
+    return (model.qk_head_dim + model.value_head_dim) // 2
 
 
 def _heads(scenario: Scenario) -> tuple[int, int]:

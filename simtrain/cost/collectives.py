@@ -125,31 +125,41 @@ def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) ->
     return Transfer(seconds, moved, share, sm)
 
 
-def all_to_all(payload: float, span: Span, cluster: Cluster) -> Transfer:
-    """Cost of an all-to-all of pairwise messages (NCCL's grouped sends): P / n bytes to each of the others.
+def all_to_all(payload: float, span: Span, cluster: Cluster, *, between: float | None = None) -> Transfer:
+    """Cost of an all-to-all: every rank sends 1 / size of its payload to every other, inside and between at once.
 
-    The (m - 1) peers on the same machine are reached over the scale-up links, the n - m others through the rank's share
-    of the machine's NICs; both at once, so the slower one counts. One latency a peer.
+    Of n ranks, m on a machine: (m - 1) / n of the payload goes to fellows over the scale-up links, (n - m) / n over the
+    rank's share of the NICs, and the slower of the two ends it. All messages are in flight at once (NCCL groups sends
+    and receives), so a part costs one latency and its ramp sees the sum of its messages.
 
     Parameters
     ----------
     payload
-        byte; the tensor of one rank, of which it sends (n - 1) / n.
+        byte that one rank sends, its own share included.
     span
-        How the group lies on the machines, ``n`` ranks with at most ``m`` on one machine.
+        How the group lies on the machines.
     cluster
         Its two levels of link.
+    between
+        byte that one rank sends to other machines, where tokens for several experts there travel once; each is then
+        passed on inside the machine (None = (n - m) / n of the payload).
     """
-    n, m, inside, outside = span.size, min(span.members, span.size), cluster.scale_up, cluster.scale_out
-    each = payload / n
-    near = (m - 1) * (inside.latency + step_seconds(each, inside.achieved, inside.half_bytes))
-    if span.machines == 1:
-        return Transfer(inside.base_latency + near, (n - 1) * each, 0.0, SM_SHARE_SCALE_UP)
-    nics = node_nics(cluster, m)
-    bandwidth = nics * outside.achieved / m
-    far = (n - m) * (outside.latency + step_seconds(each, bandwidth, outside.half_bytes))
-    share = nics / cluster.nics_per_machine * (far / max(near, far))
-    return Transfer(outside.base_latency + max(near, far), (n - 1) * each, share, SM_SHARE_SCALE_UP)
+    n, m = span.size, span.members
+    if n <= 1 or payload <= 0:
+        return NOTHING
+    inside, outside = cluster.scale_up, cluster.scale_out
+    near, far = payload * (m - 1) / n, payload * (n - m) / n
+    if between is not None and span.machines > 1:
+        near, far = payload * (m - 1) / m, min(between, far)
+    seconds = inside.latency + step_seconds(near, inside.achieved, inside.half_bytes) if m > 1 else 0.0
+    share = 0.0
+    if span.machines > 1:
+        nics = node_nics(cluster, m)
+        wire = outside.latency + step_seconds(far, nics * outside.achieved / m, outside.half_bytes)
+        share = nics / cluster.nics_per_machine * min(1.0, wire / max(wire, seconds))
+        seconds = max(seconds, wire)
+    sm = SM_SHARE_SCALE_UP if m > 1 else SM_SHARE_SCALE_OUT
+    return Transfer(_base(cluster, span) + seconds, near + far, share, sm)
 
 
 def message(payload: float, span: Span, cluster: Cluster) -> Transfer:

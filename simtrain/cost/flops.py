@@ -26,12 +26,28 @@ NAIVE_EFFICIENCY = 0.45
 def block_flops(model: Model, layer: int, keys: float) -> float:
     """Forward matrix FLOPs of one block for one token: 2 an element of every matrix, 4 a score and head dimension.
 
-    ``keys`` is how many keys a query has (``attention.counted_keys``).
+    ``keys`` is how many keys a query has (``attention.counted_keys``). Of a mixture of experts those that the token
+    passes through count, and the router.
     """
     hidden, width, kv = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = 2.0 * hidden * (2 * width + 2 * kv) + 4.0 * keys * width
+    if model.kv_lora_rank:
+        attention = 2.0 * latent_matrices(model) + 2.0 * keys * model.heads * (model.qk_head_dim + model.v_head_dim)
     cross = attention if model.block_kind(layer) is BlockKind.CROSS else 0.0
-    return attention + cross + 2.0 * hidden * model.ffn_hidden * (3 if model.gated_mlp else 2)
+    matrices, mlp = 3 if model.gated_mlp else 2, model.ffn_hidden
+    if model.is_moe(layer):
+        mlp = (model.experts_per_token + model.experts_shared) * model.expert_ffn_hidden
+        attention += 2.0 * hidden * model.experts
+    return attention + cross + 2.0 * hidden * mlp * matrices
+
+
+def latent_matrices(model: Model) -> float:
+    """Elements of the matrices of one latent attention (DeepSeek-V2, equations 9 to 19)."""
+    queries, rank = model.heads * model.qk_head_dim, model.q_lora_rank
+    into = model.hidden * rank + rank * queries if rank else model.hidden * queries
+    keys = model.hidden * (model.kv_lora_rank + model.qk_rope_head_dim)
+    up = model.kv_lora_rank * model.heads * (model.qk_nope_head_dim + model.v_head_dim)
+    return float(into + keys + up + model.heads * model.v_head_dim * model.hidden)
 
 
 def model_flops(scenario: Scenario) -> float:

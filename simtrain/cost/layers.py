@@ -9,10 +9,10 @@ parallelism (Korthikanti 2022, section 4.2.2).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from simtrain.cost import attention
+from simtrain.cost import attention, experts
 from simtrain.cost.ops import MatMul, Op, Sweep
 from simtrain.scenario.hardware import AcceleratorKind, Precision
 from simtrain.scenario.model import BlockKind, Family, Part
@@ -197,7 +197,7 @@ def _unfused_core(c: Shapes, which: Pass, heads: int, span: tuple[int, int], cau
     The fused scale-mask-softmax kernel reads only the lower triangle of a causal mask; the products do all the work.
     """
     model, stack = c.scenario.model, c.scenario.stack
-    (queries, keys), d = span, model.head_dim
+    (queries, keys), d = span, (model.qk_head_dim + model.value_head_dim) // 2
     scores, mask = float(heads * queries * keys), 1.0 if model.dropout else 0.0
     read = 0.5 if causal and stack.fused_softmax else 1.0
     fused = stack.fused_softmax or stack.compiled or c.xla
@@ -253,6 +253,60 @@ def _mlp(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     yield from _residual(c, which)
 
 
+def _latent_attention(c: Shapes, which: Pass, block: BlockKind) -> Iterator[Op]:
+    """Multi-head latent attention: compress, normalise, expand, attend (DeepSeek-V2, section 2.1).
+
+    Each tensor rank compresses all tokens that it holds by itself and expands its own heads (Megatron core
+    ``multi_latent_attention.py``: down projections are duplicated).
+    """
+    model, heads = c.scenario.model, c.scenario.model.heads // c.tp
+    queries, keys = heads * model.qk_head_dim, heads * (model.qk_nope_head_dim + model.v_head_dim)
+    compressed = model.kv_lora_rank + model.qk_rope_head_dim
+    yield from _norm(c, which, model.hidden)
+    if model.q_lora_rank:
+        yield from _linear(c, which, c.local_tokens, model.q_lora_rank, model.hidden)
+        yield from _norm(c, which, model.q_lora_rank)
+    yield from _linear(c, which, c.tokens, queries, model.q_lora_rank or model.hidden)
+    yield from _linear(c, which, c.local_tokens, compressed, model.hidden)
+    yield from _norm(c, which, model.kv_lora_rank)
+    yield from _linear(c, which, c.tokens, keys, model.kv_lora_rank)
+    if which is not Pass.WEIGHT_GRAD and not c.xla:  # rotate; join the rotated part to q and (shared) to k; copy v
+        yield Sweep(2 * c.e * c.tokens * (2 * queries + heads * model.v_head_dim), 5.0)
+    yield from core(c, which, block)
+    yield from _linear(c, which, c.tokens, model.hidden, heads * model.v_head_dim)
+    yield from _residual(c, which)
+
+
+def _router(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
+    """Norm, router, shared experts, permutation. The router's product runs in the activations' format."""
+    model = c.scenario.model
+    yield from _norm(c, which, model.hidden)
+    rows, width = (c.local_tokens, model.experts), model.experts_shared * model.expert_ffn_hidden // c.tp
+    if which is Pass.WEIGHT_GRAD:
+        yield from _weight_grad(c, c.core, rows[0], rows[1], model.hidden, c.e)
+    else:
+        n, k = (rows[1], model.hidden) if which is Pass.FORWARD else (model.hidden, rows[1])
+        yield MatMul(rows[0], n, k, c.core, in_bytes=c.e, out_bytes=c.e)
+        yield from experts.router(c.scenario, which is Pass.FORWARD, c.e)
+    if width:
+        yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden)
+        yield from _activation(c, which, width)
+        yield from _linear(c, which, c.tokens, model.hidden, width)
+
+
+def _experts(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
+    """Routed experts: grouped products and activation over the rows that reached this rank, the way back, residual."""
+    model, (local, rows) = c.scenario.model, experts.expert_rows(c.scenario)
+    width = model.expert_ffn_hidden // c.scenario.parallelism.layout.expert_tensor
+    up = width * (2 if model.gated_mlp else 1)
+    for op in (*_linear(c, which, rows, up, model.hidden), *_linear(c, which, rows, model.hidden, width)):
+        yield experts.grouped(c.scenario, op)
+    yield from _activation(replace(c, tokens=rows * local), which, width)
+    if which is not Pass.WEIGHT_GRAD:
+        yield from experts.unpermute(c.scenario, which is Pass.FORWARD, c.e)
+    yield from _residual(c, which)
+
+
 def _embedding(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     """Gather, position, dropout; backward scatters into a dense gradient of the whole table."""
     model = c.scenario.model
@@ -297,10 +351,14 @@ def _head(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
 
 _PARTS: dict[Part, Callable[[Shapes, Pass, BlockKind], Iterator[Op]]] = {
     Part.EMBEDDING: _embedding,
-    Part.ATTENTION: _attention,
+    Part.ATTENTION: lambda c, which, block: (_latent_attention if c.scenario.model.kv_lora_rank else _attention)(
+        c, which, block
+    ),
     Part.CORE: core,
     Part.CROSS_ATTENTION: lambda c, which, block: _attention(c, which, block, cross=True),
     Part.MLP: _mlp,
+    Part.ROUTER: _router,
+    Part.EXPERTS: _experts,
     Part.HEAD: _head,
 }
 
@@ -315,7 +373,7 @@ def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
     which
         Forward, input gradient or weight gradient.
     part
-        EMBEDDING, ATTENTION, CORE, CROSS_ATTENTION, MLP or HEAD.
+        EMBEDDING, ATTENTION, CORE, CROSS_ATTENTION, MLP, ROUTER, EXPERTS or HEAD.
     block
         Kind of block; it decides the mask.
 

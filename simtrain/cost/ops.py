@@ -27,11 +27,13 @@ class MatMul(NamedTuple):
     """HBM bytes in all that the end of the kernel moves beyond one plain write of C (accumulation into a buffer)."""
     scores: bool = False
     """An operand is the score matrix of unfused attention."""
+    useful: float = 1.0
+    """Share of its FLOPs that the mean rank executes, where the shape is that of the most loaded one."""
 
     @property
     def flops(self) -> float:
         """Multiply and add counted apart: 2 m n k."""
-        return 2.0 * self.batch * self.m * self.n * self.k
+        return 2.0 * self.batch * self.m * self.n * self.k * self.useful
 
     @property
     def hbm_bytes(self) -> float:

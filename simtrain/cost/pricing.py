@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simtrain.cost import attention, collectives, layers
+from simtrain.cost import attention, collectives, experts, layers
 from simtrain.cost.collectives import Transfer
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
@@ -15,7 +15,7 @@ from simtrain.program.demand import Demand, TimeKind
 from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Part
-from simtrain.scenario.scenario import Scenario, Zero
+from simtrain.scenario.scenario import Dispatch, Scenario, Zero
 
 K = PieceKind
 
@@ -118,7 +118,8 @@ class Pricer:
         It runs beside the input gradient's product (Korthikanti 2022, section 4.2.2).
         """
         tp, c = self.scenario.parallelism.layout.tp, self.shapes
-        weight = piece.kind in (K.BACKWARD, K.WEIGHT_GRAD) and piece.part in (Part.ATTENTION, Part.MLP, Part.HEAD)
+        gathered = (Part.ATTENTION, Part.MLP, Part.HEAD, *([Part.ROUTER] if self.scenario.model.experts_shared else []))
+        weight = piece.kind in (K.BACKWARD, K.WEIGHT_GRAD) and piece.part in gathered
         if not weight or not self.scenario.parallelism.sequence_parallel or tp == 1:
             return 0.0
         payload = c.e * c.tokens * self.scenario.model.hidden
@@ -171,18 +172,26 @@ class Pricer:
             return 4.0, 1
         if piece.part is Part.GRADIENT:
             return scenario.stack.reduce_bytes * piece.elements, 1
-        if piece.part is Part.PARAMETER:
-            return c.e * piece.elements, 1
-        if piece.axis == "cp":
+        if piece.part is Part.PARAMETER or piece.axis == "cp":
             return c.e * piece.elements, 1
         if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
             return 4.0 * c.tokens, _LOSS_CALLS
+        if piece.part is Part.EXPERTS:
+            return experts.payload(scenario, piece, c.e), 1
         return c.e * c.tokens * scenario.model.hidden, 1
+
+    def _transfer(self, piece: Piece, payload: float) -> Transfer:
+        span, cluster, scenario = piece.span or Span(1, 1, 1), self.scenario.cluster, self.scenario
+        if piece.axis != "ep" or scenario.parallelism.dispatch is not Dispatch.DEDUPLICATED:
+            return collectives.collective(piece.kind, payload, span, cluster)
+        model = scenario.model
+        reached = experts.machines_of_a_token(span.machines, model.experts_per_token, model.route_machines)
+        away = reached * (1.0 - 1.0 / span.machines)
+        return collectives.all_to_all(payload, span, cluster, between=payload / model.experts_per_token * away)
 
     def _collective(self, piece: Piece) -> _Price:
         payload, calls = self._payload(piece)
-        span = piece.span or Span(1, 1, 1)
-        transfer = collectives.collective(piece.kind, payload, span, self.scenario.cluster)
+        transfer = self._transfer(piece, payload)
         copy = self._flat_copy(piece, payload)
         seconds = calls * transfer.seconds + copy / self.device.hbm
         if (
@@ -194,7 +203,7 @@ class Pricer:
             block = self._block(piece)
             seconds = self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
         # every byte received is written, every byte sent is read, a reduction reads the local operand too
-        hbm = calls * transfer.wire_bytes * (3.0 if piece.kind is not K.ALL_GATHER else 2.0) + copy
+        hbm = calls * transfer.wire_bytes * (2.0 if piece.kind in (K.ALL_GATHER, K.ALL_TO_ALL) else 3.0) + copy
         return _Price(
             {_kind_of(piece): seconds}, 0.0, hbm, calls * transfer.wire_bytes, transfer.sm_share, transfer.network_share
         )
@@ -207,7 +216,7 @@ class Pricer:
         """
         if piece.axis == "cp":
             return (4.0 if piece.kind is K.ALL_TO_ALL else 2.0) * payload
-        if piece.axis != "dp" or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
+        if piece.axis not in ("dp", "edp") or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
             return 0.0
         if piece.part is Part.PARAMETER:
             return 2.0 * payload
@@ -255,6 +264,8 @@ def _kind_of(piece: Piece) -> TimeKind:
         return TimeKind.TP if piece.axis == "tp" else TimeKind.OPTIMIZER
     if piece.axis == "cp":
         return TimeKind.CP
+    if piece.axis in ("ep", "etp"):
+        return TimeKind.EP
     return TimeKind.DP_GATHER if piece.part is Part.PARAMETER else TimeKind.DP_REDUCE
 
 

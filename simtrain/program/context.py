@@ -25,15 +25,21 @@ _PARTS = (Part.ATTENTION, Part.CORE)
 
 
 def query_elements(scenario: Scenario) -> float:
-    """Elements of Q (and of the attention output) of one microbatch on one tensor and context rank."""
+    """Elements of Q of one microbatch on one tensor and context rank."""
     model, layout = scenario.model, scenario.parallelism.layout
-    return _tokens(scenario) * model.heads * model.head_dim / layout.tp
+    return _tokens(scenario) * model.heads * model.qk_head_dim / layout.tp
+
+
+def output_elements(scenario: Scenario) -> float:
+    """Elements of the attention output; they differ from those of Q in latent attention alone."""
+    model, layout = scenario.model, scenario.parallelism.layout
+    return _tokens(scenario) * model.heads * model.value_head_dim / layout.tp
 
 
 def key_value_elements(scenario: Scenario) -> float:
     """Elements of K and V together of one microbatch on one tensor and context rank (one head a rank at least)."""
     model, layout = scenario.model, scenario.parallelism.layout
-    return _tokens(scenario) * 2 * max(1.0, model.kv_heads / layout.tp) * model.head_dim
+    return _tokens(scenario) * max(1.0, model.kv_heads / layout.tp) * (model.qk_head_dim + model.value_head_dim)
 
 
 def _tokens(scenario: Scenario) -> float:
@@ -51,7 +57,8 @@ class Exchange:
         ring = scenario.parallelism.sequence_split
         beside = max(1, min(ring, group.members // inner))
         self._ring = Span(ring, -(-ring // beside), beside)
-        self._q, self._kv = query_elements(scenario), key_value_elements(scenario)
+        self._kv, self._out = key_value_elements(scenario), output_elements(scenario)
+        self._projected = query_elements(scenario) + self._kv
 
     def around(self, piece: Piece) -> Iterator[Piece]:
         """The piece, with what its attention core exchanges before and behind it.
@@ -73,12 +80,11 @@ class Exchange:
             if backward:
                 yield collective(K.REDUCE_SCATTER, whole, self._group)
             return
-        projected = self._q + self._kv
         if self._inner.size > 1:
-            output = self._q * (2 if self._ring.size > 1 else 1)
-            yield collective(K.ALL_TO_ALL, output if backward else projected, self._inner)
+            output = self._out * (2 if self._ring.size > 1 else 1)
+            yield collective(K.ALL_TO_ALL, output if backward else self._projected, self._inner)
         if self._ring.size > 1:
             yield collective(K.RING, self._kv, self._ring)
         yield piece
         if self._inner.size > 1:
-            yield collective(K.ALL_TO_ALL, projected if backward else self._q, self._inner)
+            yield collective(K.ALL_TO_ALL, self._projected if backward else self._out, self._inner)

@@ -10,18 +10,19 @@ classes would have to collide in 64 bits to be merged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simtrain.scenario.layout import Layout
+from simtrain.scenario.layout import AXES, EXPERT_AXES, Layout
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Hashes = NDArray[np.uint64]
 
-GROUP_AXES: Mapping[str, tuple[str, ...]] = {
+EXPERT_FAMILIES = tuple((axis,) for axis in EXPERT_AXES)
+GROUP_AXES: dict[str, tuple[str, ...]] = {
     "tp": ("tp",),
     "cp": ("cp",),
     "dp": ("dp", "cp"),
@@ -29,31 +30,59 @@ GROUP_AXES: Mapping[str, tuple[str, ...]] = {
 }
 """Process group -> mesh axes that it spans: gradients are reduced over dp and cp, their norm over one whole replica."""
 
+
+def group_axes(layout: Layout) -> Mapping[str, tuple[str, ...]]:
+    """Process groups of a layout and the axes that each spans, those of the experts only where they differ."""
+    return GROUP_AXES | ({axis: (axis,) for axis in EXPERT_AXES} if layout.has_expert_groups else {})
+
+
 LANE = ("pp",)
 """Ranks that differ in pp alone: all that pass messages to one another, or share an embedding."""
 
 
-def over(values: NDArray[np.generic], layout: Layout, axes: Collection[str], how: np.ufunc) -> NDArray[np.generic]:
+def over(values: NDArray[np.generic], layout: Layout, axes: Sequence[str], how: np.ufunc) -> NDArray[np.generic]:
     """Reduce values[rank] with ``how`` over each rank's group along ``axes``; the result is indexed by rank too."""
+    if axes[:1] in EXPERT_FAMILIES:
+        return _over_experts(values, layout, axes[0], how)
     mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.order)])
     dims = tuple(len(layout.order) - 1 - layout.order.index(axis) for axis in axes)
     return np.broadcast_to(how.reduce(mesh, axis=dims, keepdims=True), mesh.shape).reshape(-1)
 
 
-def base_rank(layout: Layout, axes: Collection[str]) -> Ints:
+def _over_experts(values: NDArray[np.generic], layout: Layout, axis: str, how: np.ufunc) -> NDArray[np.generic]:
+    """``over`` along one of ``EXPERT_AXES``: the ranks of a stage in mesh order, divided anew."""
+    outward = [layout.degree(name) for name in reversed(layout.order)]
+    pipeline = len(AXES) - 1 - layout.order.index("pp")
+    staged = np.moveaxis(values.reshape(outward), pipeline, 0)
+    mesh = staged.reshape(layout.pp, layout.expert_data, layout.ep, layout.expert_tensor)
+    spread = np.broadcast_to(how.reduce(mesh, axis=3 - EXPERT_AXES.index(axis), keepdims=True), mesh.shape)
+    return np.moveaxis(spread.reshape(staged.shape), 0, pipeline).reshape(-1)
+
+
+def base_rank(layout: Layout, axes: Sequence[str]) -> Ints:
     """Smallest rank of each rank's group along ``axes``: names the group."""
     ranks = np.arange(layout.world)
+    if axes[:1] in EXPERT_FAMILIES:
+        return over(ranks, layout, axes, np.minimum).astype(np.int64)
     return ranks - sum(ranks // layout.stride(axis) % layout.degree(axis) * layout.stride(axis) for axis in axes)
 
 
 def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
     """Slowdown by rank of the slowest one it marches with.
 
-    Tensor and context ranks meet in every layer; data ranks only once their gradients do, which sets the pace of the
-    step if there is no pipeline to bring them out of step earlier.
+    Tensor, context and expert ranks meet in every layer; data ranks only once their gradients do, which sets the pace
+    of the step if there is no pipeline to bring them out of step earlier. What an expert rank does behind its last
+    meeting in a pass it does at its own pace, so for these the answer is an upper bound (a percent or two of jitter).
     """
     axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
-    return over(slowdowns, layout, axes, np.maximum).astype(np.float64)
+    pace = over(slowdowns, layout, axes, np.maximum)
+    while layout.has_expert_groups:
+        before = pace
+        for group in (("etp",), ("ep",), axes):
+            pace = over(pace, layout, group, np.maximum)
+        if (before == pace).all():
+            break
+    return pace.astype(np.float64)
 
 
 def number(colours: NDArray[np.generic]) -> Ints:
@@ -83,7 +112,7 @@ def refine(layout: Layout, devices_per_machine: int, slowdowns: Floats) -> Ints:
     """
     machine = np.arange(layout.world) // devices_per_machine
     starts = np.arange(0, layout.world, devices_per_machine)
-    families = (*GROUP_AXES.values(), LANE)
+    families = (*group_axes(layout).values(), LANE)
     colours = _initial(layout, machine, slowdowns)
     classes, steps = len(np.unique(colours)), 1
     while True:
@@ -102,7 +131,7 @@ def _initial(layout: Layout, machine: Ints, slowdowns: Floats) -> Hashes:
     """Colours by pp coordinate, slowdown, and which members of its own groups share the rank's machine."""
     stage = _mix((np.arange(layout.world) // layout.stride("pp") % layout.pp).astype(np.uint64))
     colours = _join(stage, slowdowns.astype(np.float64).view(np.uint64))
-    for axes in (*GROUP_AXES.values(), LANE):
+    for axes in (*group_axes(layout).values(), LANE):
         _, party = np.unique(base_rank(layout, axes) * (machine[-1] + 1) + machine, return_inverse=True)
         together = np.zeros(party.max() + 1, np.uint64)
         np.add.at(together, party, stage)

@@ -48,6 +48,10 @@ class Span(NamedTuple):
     """Largest number of its ranks on one machine."""
 
 
+ALONE = Span(1, 1, 1)
+"""A group of one rank."""
+
+
 class Piece(NamedTuple):
     """Smallest priced piece of work: a sub-layer's compute, or one collective."""
 
@@ -56,7 +60,8 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
+    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp), ep, etp, edp (that
+    of expert gradients); empty = none."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding).
 
@@ -128,7 +133,8 @@ class Group:
     """A process group, or a class of identical ones when folded."""
 
     axis: str
-    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), embedding, pp (a channel)."""
+    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), etp, ep, edp (the same for experts),
+    embedding, pp (a channel)."""
     parties: tuple[int, ...]
     """Simulated ranks that take part, each once, ascending."""
     size: int

@@ -14,6 +14,7 @@ from simtrain.program.lowered import Group, Lowered, SimRank, Span, TaskList, Wo
 from simtrain.program.placement import Placement, place
 from simtrain.program.ranklist import RankList, Surroundings
 from simtrain.program.schedules import build
+from simtrain.scenario.layout import EXPERT_AXES
 from simtrain.scenario.scenario import Scenario
 
 
@@ -98,6 +99,8 @@ class _Lowering:
 
     def _surroundings(self, index: int, here: int, neighbours: list[int]) -> Surroundings:
         axes = ["tp", "cp", "dp", "model"]
+        if self.scenario.parallelism.layout.has_expert_groups:
+            axes += EXPERT_AXES
         if self.scenario.has_tied_copy and here in (0, self.scenario.parallelism.layout.pp - 1):
             axes.append("embedding")
         found = {axis: self.placement.groups[self.placement.group(axis, index)] for axis in axes}
@@ -105,8 +108,8 @@ class _Lowering:
         return Surroundings(
             axes=tuple((axis, _span(group)) for axis, group in found.items()),
             channels=tuple((there, _span(group)) for there, group in channels.items()),
-            tensor_joint=len(found["tp"].parties) > 1 or found["tp"].machines > 1,
-            context_joint=len(found["cp"].parties) > 1 or found["cp"].machines > 1,
+            joint=frozenset(axis for axis in ("tp", "cp") if _meets(found[axis]))
+            | (frozenset(group.axis for group in self.placement.groups if _meets(group)) & {"ep", "etp"}),
         )
 
     def _group(self, index: int, here: int, slot: Slot) -> int:
@@ -123,6 +126,11 @@ def _neighbours(here: int, actions: tuple[Action, ...], stage_rank: dict[int, in
     """Pipeline ranks that hold a stage next to one of ours."""
     beside = {action.stage + step for action in actions for step in (-1, 1)}
     return sorted({stage_rank[stage] for stage in beside if stage in stage_rank} - {here})
+
+
+def _meets(group: Group) -> bool:
+    """Whether a group has members or traffic that another list can interact with."""
+    return len(group.parties) > 1 or group.machines > 1
 
 
 def _span(group: Group) -> Span:

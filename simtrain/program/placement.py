@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simtrain.program.folding import GROUP_AXES, LANE, Floats, Ints, base_rank, lockstep, number, over, refine
+from simtrain.program.folding import LANE, Floats, Ints, base_rank, group_axes, lockstep, number, over, refine
 from simtrain.program.lowered import Group
 from simtrain.scenario.hardware import Cluster
-from simtrain.scenario.layout import Layout
+from simtrain.scenario.layout import EXPERT_AXES, Layout
 
 OUT, IN = 0, 1
 
@@ -106,7 +106,8 @@ def place(
     Returns
     -------
     Placement
-        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, embedding, pp), then by class.
+        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, etp, ep, edp, embedding, pp),
+        then by class.
     """
     per_machine = min(cluster.devices_per_machine, layout.world)
     if channels is None:
@@ -138,7 +139,21 @@ def _extents(layout: Layout, per_machine: int) -> dict[str, int] | None:
             return None
         extents[axis] = min(layout.degree(axis), left)
         left //= extents[axis]
-    return extents
+    return extents if _expert_extents(layout, extents) is not None else None
+
+
+def _expert_extents(layout: Layout, extents: Mapping[str, int]) -> dict[str, int] | None:
+    """The same of the expert axes: a machine holds consecutive ranks of a stage. None if they do not fill it evenly."""
+    held = prod(extent for axis, extent in extents.items() if axis != "pp")
+    degrees = (layout.expert_tensor, layout.ep, layout.expert_data)
+    found, left, inner = {}, held, 1
+    for axis, degree in zip(EXPERT_AXES, degrees, strict=True):
+        inner *= degree
+        if inner % held and held % inner:
+            return None
+        found[axis] = min(degree, left)
+        left //= found[axis]
+    return found
 
 
 def _by_stage(layout: Layout, factors: Floats) -> list[float] | None:
@@ -165,9 +180,12 @@ def _place_aligned(
     machine_counts = (boxes * per_box // pp,) * (pp // per_box)
     groups: list[Group] = []
     table: dict[str, tuple[int, ...]] = {}
-    for axis, axes in GROUP_AXES.items():
-        size, inside = prod(layout.degree(a) for a in axes), prod(extents[a] for a in axes)
-        load = float(prod(extent for a, extent in extents.items() if a not in axes and a != "pp"))
+    expert = _expert_extents(layout, extents) or {}
+    held = prod(extent for a, extent in extents.items() if a != "pp")
+    for axis, axes in group_axes(layout).items():
+        size = prod(layout.degree(a) for a in axes)
+        inside = expert[axis] if axis in EXPERT_AXES else prod(extents[a] for a in axes)
+        load = float(held // (inside // (extents["pp"] if "pp" in axes else 1)))
         parties = [tuple(range(pp))] if "pp" in axes else [(q,) for q in range(pp)]
         first = len(groups)
         for party in parties:
@@ -248,7 +266,7 @@ def _place_any(
     site = _Site(classes, np.arange(layout.world) // per_machine, machine_class, heads)
     groups: list[Group] = []
     table: dict[str, tuple[int, ...]] = {}
-    for axis, axes in GROUP_AXES.items():
+    for axis, axes in group_axes(layout).items():
         base = base_rank(layout, axes)
         index = number(base)
         labels = over(classes, layout, axes, np.minimum)[base == np.arange(layout.world)].astype(np.int64)

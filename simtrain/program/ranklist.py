@@ -14,9 +14,9 @@ from itertools import pairwise
 
 from simtrain.program.actions import Action, ActionKind
 from simtrain.program.emitter import Emitter, Line, Slot
-from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
+from simtrain.program.lowered import ALONE, Piece, PieceKind, Span, Stream, TaskList, Work
 from simtrain.program.recipe import Recipe
-from simtrain.program.shards import Unit, buckets, elements, wrap_units
+from simtrain.program.shards import Unit, buckets, by_axis, elements, wrap_units
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
 
@@ -30,10 +30,9 @@ class Surroundings:
     axes: tuple[tuple[str, Span], ...]
     channels: tuple[tuple[int, Span], ...]
     """By pipeline rank of the neighbour."""
-    tensor_joint: bool
-    """The tensor-parallel group meets others: fellow members that are simulated too, or traffic between machines."""
-    context_joint: bool = False
-    """The same of the context-parallel group."""
+    joint: frozenset[str]
+    """Process groups inside a pass (tp, cp, ep, etp) that meet others: fellow members that are simulated too, or
+    traffic between machines."""
 
 
 class RankList:
@@ -50,16 +49,18 @@ class RankList:
         merge: bool,
     ) -> None:
         parallelism, stack = scenario.parallelism, scenario.stack
-        replicated = scenario.replicas > 1
+        replicated = any(scenario.copies(axis) > 1 for axis in ("dp", "edp"))
         self.scenario = scenario
         self.actions = actions
         self.stages = tuple(sorted({action.stage for action in actions}))
         self.stage_rank = stage_rank
         self.spans, self.channels = dict(around.axes), dict(around.channels)
-        self.tensor_joint = around.tensor_joint
-        self.context_joint = around.context_joint
+        self.joint = around.joint
         self.merge = merge
-        self.passes = _Passes(Recipe(scenario, self.spans["tp"], self.spans["cp"]))
+        expert, expert_tensor = (self.spans.get(axis, ALONE) for axis in ("ep", "etp"))
+        self.passes = _Passes(
+            Recipe(scenario, self.spans["tp"], self.spans["cp"], expert=expert, expert_tensor=expert_tensor)
+        )
         self.out = Emitter(works)
         self.lines: dict[tuple[object, ...], Line] = {}
         """Of whole passes and messages, which recur every microbatch."""
@@ -85,17 +86,19 @@ class RankList:
             deps = self._receive(action)
             reduce = action in reducing and self.overlap_reduce
             busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
-            whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
-            whole = whole and not (self.context_joint and any(piece.axis == "cp" for piece in self.passes[action]))
+            whole = self.merge and not busy and not self._is_interrupted(action)
             gather = self.zero3 or action in gathering
-            end = self._whole(action, deps) if whole else self._cut(action, deps, gather=gather, reduce=reduce)
+            if whole:
+                end = self._whole(action, deps)
+            else:
+                end = self._cut(action, deps, gather=gather, reduce=reduce, busy=busy)
             gathering.discard(action)
             self.ends[action] = end
             self._send(action, end)
             if action in reducing and not reduce:
-                parts = self.scenario.parts(action.stage)
-                self._reduce(Unit("gradients", parts, elements(self.scenario, parts)), end)
-                self.awaited.append(self.reductions[-1])
+                for unit in by_axis(self.scenario, "gradients", self.scenario.parts(action.stage)):
+                    self._reduce(unit, end)
+                self.awaited += self.reductions[-1:]
         self._update()
         return self.out.finish()
 
@@ -107,18 +110,22 @@ class RankList:
             self.lines[key] = self._line(action, self.passes[action], action.kind.value)
         return self._compute(self.lines[key], action, deps)
 
-    def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
-        """One task a run of compute pieces and one a collective, with gathers before and reductions behind them."""
+    def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool, busy: bool) -> int:
+        """One task a run of compute pieces and one a collective, with gathers before and reductions behind them.
+
+        While no other stream is busy, a collective that meets nobody stays in its run.
+        """
         pieces = self.passes[action]
-        units = wrap_units(self.scenario, action.stage) if gather else ()
+        units = self._shared(wrap_units(self.scenario, action.stage)) if gather else ()
         needs = {_first(pieces, unit): unit for unit in units if self._is_gathered(unit, action)}
         leaves = {_last(pieces, unit) for unit in needs.values()}
         shards = wrap_units(self.scenario, action.stage) if self.zero3 else buckets(self.scenario, action.stage)
         ready: dict[int, list[Unit]] = {}
-        for unit in shards if reduce else ():
+        for unit in self._shared(shards) if reduce else ():
             ready.setdefault(_last(pieces, unit), []).append(unit)
         cuts = {0, len(pieces), *needs} | {i + 1 for i in leaves | set(ready)}
-        cuts |= {j for i, piece in enumerate(pieces) if piece.axis or not self.merge for j in (i, i + 1)}
+        apart = None if busy else self.joint
+        cuts |= {j for i, piece in enumerate(pieces) if _stands_apart(piece, apart, self.merge) for j in (i, i + 1)}
         edges = sorted(cuts)
         end = -1
         for at, after in pairwise(edges):
@@ -133,10 +140,17 @@ class RankList:
                 self._reduce(unit, end)
         return end
 
+    def _shared(self, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+        """Those that several ranks hold."""
+        return tuple(unit for unit in units if self.scenario.copies(unit.axis) > 1)
+
+    def _is_interrupted(self, action: Action) -> bool:
+        """Whether a pass meets others on its way; a tensor-parallel group on one machine marches as one all along."""
+        interrupts = self.joint if self.spans["tp"].machines > 1 else self.joint - {"tp"}
+        return any(piece.axis in interrupts for piece in self.passes[action])
+
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
-        joint = {"tp"} if self.tensor_joint else set()
-        joint |= {"cp"} if self.context_joint else set()
-        axis = next((piece.axis for piece in run if piece.axis in joint), "")
+        axis = next((piece.axis for piece in run if piece.axis in self.joint), "")
         slot = Slot(axis, "compute") if axis else None
         return self.out.line(Stream.COMPUTE, run, name, stage=action.stage, slot=slot)
 
@@ -213,11 +227,11 @@ class RankList:
         """ZeRO-3 gathers run ``prefetch`` units ahead of compute, ZeRO-1/2 gathers queue up at the start."""
         ahead = self.scenario.parallelism.prefetch if self.scenario.parallelism.overlap else 0
         bound = self.unit_ends[-1 - ahead :][:1] if self.zero3 and len(self.unit_ends) > ahead else []
-        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", unit, tuple(bound))
+        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit, tuple(bound))
 
     def _reduce(self, unit: Unit, after: int) -> None:
         kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
-        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, "dp", unit, (after,)))
+        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, unit.axis, unit, (after,)))
 
     def _collective(
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]
@@ -239,12 +253,24 @@ class RankList:
         for axis in ("model", "dp") if self.sharded or self.zero3 else ("model",):
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
-        owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
-        shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
-        step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
-        done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
+        parts = [part for stage in self.stages for part in self.scenario.parts(stage)]
+        done = self.out.emit(
+            self.out.line(Stream.COMPUTE, self._steps(parts), "optimizer"), deps=(*deps, *self.awaited)
+        )
         if self.sharded and not self.overlap_gather:
-            self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", Unit("weights", (), owned), (done,))
+            for unit in by_axis(self.scenario, "weights", parts):
+                self._collective(
+                    Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit._replace(parts=()), (done,)
+                )
+
+    def _steps(self, parts: list[tuple[Part, int]]) -> tuple[Piece, ...]:
+        """Updates of what this rank owns; spread experts have an optimizer of their own (Megatron chains the two)."""
+        steps = []
+        for axis, part in (("dp", Part.PARAMETER), ("edp", Part.EXPERTS)):
+            owned = elements(self.scenario, (one for one in parts if self.scenario.gradient_axis(one[0]) == axis))
+            split = self.scenario.copies(axis) if self.sharded or self.zero3 else 1
+            steps += [Piece(K.OPTIMIZER, part, elements=owned / split)] if owned or axis == "dp" else []
+        return tuple(steps)
 
 
 class _Passes:
@@ -270,6 +296,11 @@ class _Passes:
                 return self._recipe.backward(action.stage, K.INPUT_GRAD)
             case ActionKind.WEIGHT_GRAD:
                 return self._recipe.weight_grad(action.stage)
+
+
+def _stands_apart(piece: Piece, axes: frozenset[str] | None, merge: bool) -> bool:
+    """Whether a piece is a task of its own: any collective, or those of ``axes`` alone."""
+    return not merge or (bool(piece.axis) if axes is None else piece.axis in axes)
 
 
 def _source(action: Action) -> int:

@@ -10,21 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simtrain.program.context import Exchange
-from simtrain.program.lowered import Piece, PieceKind, Span
+from simtrain.program.lowered import ALONE, Piece, PieceKind, Span
 from simtrain.scenario.model import Part
-from simtrain.scenario.scenario import Recompute, Scenario
+from simtrain.scenario.scenario import Dispatch, Recompute, Scenario
 
 K = PieceKind
-ALONE = Span(1, 1, 1)
-"""A process group of one."""
 
 
 class Recipe:
-    """Pieces of the passes of each stage of a scenario; ``tensor`` and ``context`` say how these groups lie."""
+    """Pieces of the passes of each stage of a scenario.
 
-    def __init__(self, scenario: Scenario, tensor: Span, context: Span = ALONE) -> None:
+    ``tensor`` and ``context`` say how these groups lie, ``expert`` and ``expert_tensor`` those of the experts.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        tensor: Span,
+        context: Span = ALONE,
+        *,
+        expert: Span = ALONE,
+        expert_tensor: Span = ALONE,
+    ) -> None:
         self._scenario = scenario
         self._context = Exchange(scenario, context)
+        self._expert, self._expert_tensor = expert, expert_tensor
         self._tensor = tensor
         self._sequence = scenario.parallelism.sequence_parallel and tensor.size > 1
 
@@ -55,7 +65,36 @@ class Recipe:
             if layer in run:
                 yield from self._forward_part(K.RECOMPUTE, part, layer)
 
+    def _experts(self, kind: PieceKind, layer: int, *, backward: bool = False) -> Iterator[Piece]:
+        """Tokens to their experts, through them, and back; the backward makes the same journeys.
+
+        As Megatron core's dispatchers (``token_dispatcher.py``): over ep, then a gather over the ranks that share each
+        expert's matrices; behind the experts a reduce-scatter over these, then over ep.
+        """
+        gathers = self._scenario.parallelism.dispatch is Dispatch.ALLGATHER
+        there, back = (K.ALL_GATHER, K.REDUCE_SCATTER) if gathers else (K.ALL_TO_ALL, K.ALL_TO_ALL)
+        ep, etp = self._expert, self._expert_tensor
+        if ep.size > 1:
+            yield Piece(there, Part.EXPERTS, layer, axis="ep", span=ep, backward=backward)
+        if etp.size > 1:
+            yield Piece(K.ALL_GATHER, Part.EXPERTS, layer, axis="etp", span=etp, backward=backward)
+        yield Piece(kind, Part.EXPERTS, layer)
+        if etp.size > 1:
+            yield Piece(K.REDUCE_SCATTER, Part.EXPERTS, layer, axis="etp", span=etp, backward=backward)
+        if ep.size > 1:
+            yield Piece(back, Part.EXPERTS, layer, axis="ep", span=ep, backward=backward)
+
+    def _is_local(self, part: Part) -> bool:
+        """A router works on the tokens of its own rank; shared experts behind it are tensor-parallel."""
+        return part is Part.ROUTER and not self._scenario.model.experts_shared
+
     def _forward_part(self, kind: PieceKind, part: Part, layer: int) -> Iterator[Piece]:
+        if part is Part.EXPERTS:
+            yield from self._experts(kind, layer)
+            return
+        if self._is_local(part):
+            yield Piece(kind, part, layer)
+            return
         if self._sequence and part is not Part.EMBEDDING:
             yield self._collective(K.ALL_GATHER, part, layer)
         yield from self._context.around(Piece(kind, part, layer))
@@ -69,6 +108,12 @@ class Recipe:
             yield self._collective(K.ALL_REDUCE, part, layer)
 
     def _backward_part(self, kind: PieceKind, part: Part, layer: int) -> Iterator[Piece]:
+        if part is Part.EXPERTS:
+            yield from self._experts(kind, layer, backward=True)
+            return
+        if self._is_local(part):
+            yield Piece(kind, part, layer)
+            return
         if self._sequence and part is not Part.HEAD:
             yield self._collective(K.ALL_GATHER, part, layer, backward=True)
         if part is Part.ATTENTION and self._scenario.training.recompute is Recompute.SELECTIVE:

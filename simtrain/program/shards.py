@@ -16,6 +16,8 @@ class Unit(NamedTuple):
     parts: tuple[tuple[Part, int], ...]
     elements: float
     """Parameters a tensor rank."""
+    axis: str = "dp"
+    """Process group that gathers or reduces it."""
 
     @property
     def is_block(self) -> bool:
@@ -29,19 +31,44 @@ def elements(scenario: Scenario, parts: Iterable[tuple[Part, int]]) -> float:
 
 
 def wrap_units(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
-    """FSDP wrap units of a stage in forward order: embedding, each block, head."""
-    found: dict[str, list[tuple[Part, int]]] = {}
+    """FSDP wrap units of a stage in forward order: embedding, each block, head.
+
+    Experts that are spread over ranks are units of their own, sharded over the ranks that hold the same ones.
+    """
+    found: dict[tuple[str, str], list[tuple[Part, int]]] = {}
     for part, layer in scenario.parts(stage):
-        found.setdefault(part.value if layer < 0 else f"block {layer}", []).append((part, layer))
-    return tuple(Unit(name, tuple(parts), elements(scenario, parts)) for name, parts in found.items())
+        axis = scenario.gradient_axis(part)
+        name = part.value if layer < 0 else f"block {layer}"
+        found.setdefault((f"experts {layer}" if axis == "edp" else name, axis), []).append((part, layer))
+    return tuple(Unit(name, tuple(parts), elements(scenario, parts), axis) for (name, axis), parts in found.items())
 
 
 def buckets(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
-    """Gradient buckets of a stage in the order in which backward fills them; a bucket closes once it is full."""
+    """Gradient buckets of a stage in the order in which backward fills them; a bucket closes once it is full.
+
+    Experts that are spread over ranks fill buckets of their own (Megatron's ``expert_parallel_buffers``).
+    """
     size = scenario.stack.bucket_bytes / scenario.stack.reduce_bytes
-    filled: list[list[tuple[Part, int]]] = [[]]
+    filled: list[tuple[str, list[tuple[Part, int]]]] = []
+    open_: dict[str, list[tuple[Part, int]]] = {}
     for part in reversed(scenario.parts(stage)):
-        if filled[-1] and elements(scenario, filled[-1]) >= size:
-            filled.append([])
-        filled[-1].append(part)
-    return tuple(Unit(f"bucket {i}", tuple(parts), elements(scenario, parts)) for i, parts in enumerate(filled))
+        axis = scenario.gradient_axis(part[0])
+        if axis not in open_ or elements(scenario, open_[axis]) >= size:
+            open_[axis] = []
+            filled.append((axis, open_[axis]))
+        open_[axis].append(part)
+    return tuple(
+        Unit(f"bucket {i}", tuple(parts), elements(scenario, parts), axis) for i, (axis, parts) in enumerate(filled)
+    )
+
+
+def by_axis(scenario: Scenario, name: str, parts: Iterable[tuple[Part, int]]) -> tuple[Unit, ...]:
+    """One unit for each process group that holds copies of some of the parts; groups of one rank have none to meet."""
+    found: dict[str, list[tuple[Part, int]]] = {}
+    for part, layer in parts:
+        found.setdefault(scenario.gradient_axis(part), []).append((part, layer))
+    return tuple(
+        Unit(name, tuple(held), elements(scenario, held), axis)
+        for axis, held in found.items()
+        if scenario.copies(axis) > 1
+    )

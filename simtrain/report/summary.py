@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simtrain.cost.experts import expert_rows, imbalance
 from simtrain.cost.flops import CONVENTION, hardware_flops, model_flops, naive_step_time, peak
 from simtrain.cost.memory import verdict
 from simtrain.scenario.scenario import Scenario
@@ -41,6 +42,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "model": scenario.model.name,
         "parameters": scenario.model.parameters(),
         "layout": {axis: scenario.parallelism.layout.degree(axis) for axis in ("tp", "cp", "dp", "pp")},
+        **({"experts": _experts(scenario)} if scenario.model.experts else {}),
         "seed": scenario.seed,
         "step_time_s": step,
         "tokens_per_s": rate,
@@ -61,6 +63,23 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "simulated_ranks": len(trace.lowered.ranks),
         "tasks": len(trace.end),
         "warnings": _warnings(scenario, memory),
+    }
+
+
+def _experts(scenario: Scenario) -> dict[str, Any]:
+    """How the experts are spread and loaded; rows are those of one microbatch."""
+    model, layout, training = scenario.model, scenario.parallelism.layout, scenario.training
+    local, rows = expert_rows(scenario)
+    return {
+        "active_parameters": model.active_parameters(),
+        "ep": layout.ep,
+        "etp": layout.expert_tensor,
+        "copies": layout.expert_data,
+        "dispatch": scenario.parallelism.dispatch.value,
+        "capacity_factor": training.capacity_factor or None,
+        "imbalance": imbalance(scenario),
+        "experts_per_rank": local,
+        "rows_per_expert": rows,
     }
 
 

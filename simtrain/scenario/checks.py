@@ -9,7 +9,7 @@ from simtrain.scenario.hardware import Accelerator, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import Model
 from simtrain.scenario.problems import Problems, choices_text
-from simtrain.scenario.scenario import Attention, Stack
+from simtrain.scenario.scenario import Attention, Dispatch, Parallelism, Stack
 from simtrain.scenario.schema import LATER_SCHEDULES, SCHEDULES, ParallelismSpec, ScenarioFile
 
 MAX_MICROBATCHES = 100_000
@@ -30,7 +30,6 @@ def not_modelled(spec: ScenarioFile, problems: Problems) -> None:
         ("training.trainable", spec.training.trainable not in (None, "all"), "LoRA and frozen parts"),
         ("training.offload", spec.training.offload not in (None, "none", {}, False), "offloading"),
         ("training.precision", spec.training.precision == "fp8", "fp8 training"),
-        ("parallelism.ep", (spec.parallelism.ep or 1) > 1, "expert parallelism (ep above 1)"),
         ("parallelism.schedule", spec.parallelism.schedule in LATER_SCHEDULES, f"schedule {spec.parallelism.schedule}"),
     ]
     for key, used, what in later:
@@ -73,6 +72,43 @@ def tensor(model: Model, layout: Layout, seq_len: int, sequence_parallel: bool, 
         problems.add(
             "parallelism.sequence_parallel",
             f"seq_len {seq_len} cannot be split over {tp} tensor ranks; choose a multiple, or sequence_parallel: false",
+        )
+
+
+def experts(model: Model, layout: Layout, parallelism: Parallelism, spec: ScenarioFile, problems: Problems) -> None:
+    """Experts by ep, their width by etp, ep x etp within the ranks of a stage (Megatron core ``arguments.py``)."""
+    key = "parallelism."
+    if not model.experts:
+        said = [("ep", layout.ep > 1), ("etp", layout.expert_tensor != layout.tp)]
+        said += [("dispatch", parallelism.dispatch is not Dispatch.ALLTOALL)]
+        for name in (name for name, used in said if used):
+            problems.add(key + name, f"says nothing: {model.name} has no experts")
+        for name in ("capacity_factor", "imbalance"):
+            if getattr(spec.training, name) not in (None, ("factor", 1.0)):
+                problems.add(f"training.{name}", f"says nothing: {model.name} has no experts")
+        return
+    ep, etp, ranks = layout.ep, layout.expert_tensor, layout.tp * layout.cp * layout.dp
+    if model.experts % ep:
+        problems.add(
+            key + "ep",
+            f"{ep} ranks cannot share {model.experts} experts evenly; choose from {_divisors(model.experts)}",
+        )
+    if model.expert_ffn_hidden % etp:
+        choices = _divisors(model.expert_ffn_hidden)
+        problems.add(
+            key + "etp", f"{etp} ranks cannot share expert_ffn_hidden {model.expert_ffn_hidden}; choose from {choices}"
+        )
+    if ranks % (ep * etp):
+        problems.add(
+            key + "ep",
+            f"ep {ep} x etp {etp} = {ep * etp} cannot divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} ="
+            f" {ranks}, the ranks of a stage; with this etp choose ep from {_divisors(max(1, ranks // etp))}",
+        )
+    if layout.tp > 1 and not parallelism.sequence_parallel:
+        problems.add(
+            key + "sequence_parallel",
+            f"experts with tensor parallelism (tp {layout.tp}) need sequence parallelism, as in Megatron: without it"
+            " each tensor rank would route every token again; set it to true, or tp: 1",
         )
 
 

@@ -66,7 +66,7 @@ def documents(said: int | list[int] | None, seq_len: int, problems: Problems) ->
     return lengths if len(lengths) > 1 else ()
 
 
-def check(model: Model, training: Training, parallelism: Parallelism, problems: Problems) -> None:
+def check(model: Model, training: Training, parallelism: Parallelism, stack: Stack, problems: Problems) -> None:
     """What cannot be split over context ranks, and what no framework runs."""
     layout, how, seq_len = parallelism.layout, parallelism.cp_kind, training.seq_len
     cp, tp, ring = layout.cp, layout.tp, parallelism.sequence_split
@@ -96,6 +96,9 @@ def check(model: Model, training: Training, parallelism: Parallelism, problems: 
             f"{how} shares {model.heads} heads and {model.kv_heads} kv_heads out over tp {tp} x {split} context"
             " ranks, which must divide both (Transformer Engine); choose p2p or all_gather, or a smaller cp",
         )
+    latent = model.qk_head_dim != model.value_head_dim
+    if latent and not stack.fp32_shards and how in (ContextKind.A2A, ContextKind.ALL_GATHER):
+        problems.add(KIND, f"no {how} of latent attention (Transformer Engine refuses it); choose p2p or a2a+p2p")
     if how is not ContextKind.ALL_GATHER and ring > 1:
         if 0 < model.sliding_window < seq_len:
             problems.add(KIND, f"no ring with a sliding window (Transformer Engine refuses {how}); all_gather or a2a")

@@ -45,9 +45,13 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "attention": training.attention.value,
             "sync_every_microbatch": training.sync_every_microbatch,
             **({"packed_length": list(training.documents)} if training.documents else {}),
+            "capacity_factor": training.capacity_factor or None,
+            "imbalance": {"sigma": training.imbalance_sigma} if training.imbalance_sigma else training.imbalance,
         },
         "parallelism": {
             **{axis: layout.degree(axis) for axis in ("dp", "tp", "pp", "cp", "ep")},
+            "etp": layout.etp or None,
+            "dispatch": parallel.dispatch.value,
             "zero": int(parallel.zero),
             "sequence_parallel": parallel.sequence_parallel,
             "virtual_stages": parallel.virtual_stages,

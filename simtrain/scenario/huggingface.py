@@ -24,7 +24,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "qkv_bias": ("attention_bias",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
+    "experts_shared": ("n_shared_experts",),
     "expert_ffn_hidden": ("moe_intermediate_size",),
+    "dense_layers": ("first_k_dense_replace",),
+    "moe_every": ("interleave_moe_layer_step", "decoder_sparse_step"),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_nope_head_dim": ("qk_nope_head_dim",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "v_head_dim": ("v_head_dim",),
+    "route_machines": ("topk_group",),
 }
 """Our key -> theirs, in order of preference."""
 _ROTARY = {"max_positions": 0}
@@ -42,6 +51,8 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"family": "moe", **_ROTARY},
     "deepseek_v2": {"family": "moe", **_ROTARY},
     "deepseek_v3": {"family": "moe", **_ROTARY},
+    "llama4": {"family": "moe", **_ROTARY},
+    "llama4_text": {"family": "moe", **_ROTARY},
 }
 """``model_type`` -> keys that the type implies; what the file says itself wins, except for positions."""
 
@@ -72,7 +83,22 @@ def read_config(path: Path) -> dict[str, Any]:
     return _sizes(config, MODEL_TYPES[kind])
 
 
+def _mixture(config: dict[str, Any], sizes: dict[str, Any]) -> None:
+    """What the types of mixtures of experts say in words of their own."""
+    shared, width = config.get("shared_expert_intermediate_size"), config.get("moe_intermediate_size")
+    if isinstance(shared, int) and isinstance(width, int) and width > 0:  # qwen2_moe: one wide shared expert
+        sizes["experts_shared"] = shared // width
+    if str(config.get("model_type")).startswith("llama4"):  # the width of an expert, and that of a dense MLP
+        sizes |= {"experts_shared": 1, "expert_ffn_hidden": sizes.get("ffn_hidden")}
+        sizes["ffn_hidden"] = config.get("intermediate_size_mlp") or sizes["ffn_hidden"]
+    groups, chosen = config.get("n_group"), config.get("topk_group")
+    if not (isinstance(groups, int) and isinstance(chosen, int) and chosen < groups):  # all groups: no limit
+        sizes.pop("route_machines", None)
+
+
 def _sizes(config: dict[str, Any], implied: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(config.get("text_config"), dict):  # a model of several senses: its language part
+        config = {"model_type": config.get("model_type")} | config["text_config"]
     sizes = dict(implied)
     for key, names in ALIASES.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
@@ -80,6 +106,8 @@ def _sizes(config: dict[str, Any], implied: dict[str, Any]) -> dict[str, Any]:
             sizes[key] = value
     if config.get("use_sliding_window") is False:
         sizes.pop("sliding_window", None)
+    if implied["family"] == "moe":
+        _mixture(config, sizes)
     if implied["family"] == "bert":
         sizes["tied_embeddings"] = True
     if implied["family"] == "t5":

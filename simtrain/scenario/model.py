@@ -42,6 +42,10 @@ class Part(StrEnum):
     CROSS_ATTENTION = "cross_attention"
     MLP = "mlp"
     """Norm, up (and gate) projection, activation, down projection, dropout, residual."""
+    ROUTER = "router"
+    """Head of a mixture of experts: norm, router, shared experts, permutation of the tokens."""
+    EXPERTS = "experts"
+    """Routed experts of a rank: grouped products and activation, unpermutation and residual."""
     HEAD = "head"
     """Final norm, vocabulary projection, loss."""
     BOUNDARY = "boundary"
@@ -89,6 +93,20 @@ class Model:
     experts_per_token: int = 0
     experts_shared: int = 0
     expert_ffn_hidden: int = 0
+    """Width of one expert, routed or shared."""
+    dense_layers: int = 0
+    """Leading blocks with a dense MLP (DeepSeek: ``first_k_dense_replace``)."""
+    moe_every: int = 1
+    """Every k-th block is a mixture of experts, the last of each k (Llama 4: ``interleave_moe_layer_step``)."""
+    route_machines: int = 0
+    """A token goes to experts on at most this many machines (DeepSeek: ``topk_group``, device-limited); 0 = any."""
+    q_lora_rank: int = 0
+    """Multi-head latent attention: width of the compressed query; 0 = queries are not compressed."""
+    kv_lora_rank: int = 0
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): width of the compressed key and value; 0 = none."""
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
     sliding_window: int = 0
     """Attention window in tokens; 0 = none."""
     vocab_multiple: int = 128
@@ -99,6 +117,24 @@ class Model:
         if layer < self.encoder_layers:
             return BlockKind.ENCODER
         return BlockKind.CROSS if self.encoder_layers else BlockKind.DECODER
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether the MLP of block ``layer`` is a mixture of experts."""
+        return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.moe_every == 0
+
+    def mlp_parts(self, layer: int) -> tuple[Part, ...]:
+        """Parts of a block behind its attention: a dense MLP, or router and experts."""
+        return (Part.ROUTER, Part.EXPERTS) if self.is_moe(layer) else (Part.MLP,)
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of one head's query and key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.kv_lora_rank else self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of one head's value and output."""
+        return self.v_head_dim if self.kv_lora_rank else self.head_dim
 
     def padded_vocab(self, tp: int) -> int:
         """Vocabulary padded to a multiple of ``vocab_multiple x tp``."""
@@ -115,11 +151,11 @@ class Model:
         Parameters
         ----------
         part
-            EMBEDDING, ATTENTION, CROSS_ATTENTION, MLP or HEAD.
+            EMBEDDING, ATTENTION, CROSS_ATTENTION, MLP, ROUTER, EXPERTS or HEAD.
         layer
             Block number; not read for EMBEDDING and HEAD.
         tp
-            Tensor-parallel degree.
+            Tensor-parallel degree; for EXPERTS the ranks that share them, expert parallel times expert tensor parallel.
 
         Raises
         ------
@@ -135,6 +171,11 @@ class Model:
                 return self._attention_parameters(tp) if self.block_kind(layer) is BlockKind.CROSS else 0.0
             case Part.MLP:
                 return self._mlp_parameters(tp) + self._encoder_norm(layer)
+            case Part.ROUTER:
+                shared = self._gated_or_plain(self.experts_shared * self.expert_ffn_hidden) / tp
+                return self.hidden * self.experts + shared + self._norm
+            case Part.EXPERTS:
+                return self.experts * self._gated_or_plain(self.expert_ffn_hidden) / tp
             case Part.HEAD:
                 return self._head_parameters(tp)
         raise ValueError(f"{part} holds no parameters")
@@ -148,7 +189,21 @@ class Model:
         norm = self._norm if self.family is Family.BERT else 0
         return self.padded_vocab(tp) / tp * self.hidden + (self.max_positions + self.token_types) * self.hidden + norm
 
+    def _gated_or_plain(self, width: float) -> float:
+        """Parameters of an expert of this width: two matrices, three if gated."""
+        return self.hidden * width * (3 if self.gated_mlp else 2)
+
+    def _latent_parameters(self, tp: int) -> float:
+        """Multi-head latent attention (DeepSeek-V2, section 2.1): compressions on every rank, the rest shared."""
+        query, rank = self.heads * self.qk_head_dim / tp, self.q_lora_rank
+        queries = (self.hidden + 1) * rank + rank * query if rank else self.hidden * query
+        keys = self.hidden * (self.kv_lora_rank + self.qk_rope_head_dim) + self.kv_lora_rank
+        up = self.kv_lora_rank * self.heads * (self.qk_nope_head_dim + self.v_head_dim) / tp
+        return queries + keys + up + self.heads * self.v_head_dim / tp * self.hidden + self._norm
+
     def _attention_parameters(self, tp: int) -> float:
+        if self.kv_lora_rank:
+            return self._latent_parameters(tp)
         query, key = self.heads * self.head_dim / tp, max(1.0, self.kv_heads / tp) * self.head_dim
         bias = (query + 2 * key) * (self.bias or self.qkv_bias) + self.hidden * self.bias
         return self.hidden * (2 * query + 2 * key) + bias + self._norm
@@ -176,6 +231,15 @@ class Model:
     def parameters(self) -> int:
         """Parameters of the whole model as published (vocabulary not padded, tied embeddings counted once)."""
         plain = replace(self, vocab_multiple=1)
-        inner = (Part.ATTENTION, Part.CROSS_ATTENTION, Part.MLP)
-        blocks = sum(plain.part_parameters(part, layer, 1) for layer in range(self.layers) for part in inner)
+        inner = (Part.ATTENTION, Part.CROSS_ATTENTION)
+        blocks = sum(
+            plain.part_parameters(part, layer, 1)
+            for layer in range(self.layers)
+            for part in (*inner, *self.mlp_parts(layer))
+        )
         return round(blocks + plain.part_parameters(Part.EMBEDDING, -1, 1) + plain.part_parameters(Part.HEAD, -1, 1))
+
+    def active_parameters(self) -> int:
+        """Parameters that one token passes through: those of the experts it is routed to instead of all."""
+        idle = (self.experts - self.experts_per_token) * self._gated_or_plain(self.expert_ffn_hidden)
+        return self.parameters() - round(idle) * sum(self.is_moe(layer) for layer in range(self.layers))

@@ -19,8 +19,10 @@ _STYLE: dict[str, dict[str, Any]] = {
     "llama": {"gated_mlp": True, "tied_embeddings": False, "bias": False, "rms_norm": True, "dropout": False},
     "bert": {"gated_mlp": False, "tied_embeddings": True, "bias": True, "rms_norm": False, "dropout": True},
     "t5": {"gated_mlp": False, "tied_embeddings": True, "bias": False, "rms_norm": True, "dropout": True},
+    "moe": {"gated_mlp": True, "tied_embeddings": False, "bias": False, "rms_norm": True, "dropout": False},
 }
-"""Family -> what its published implementations do (Radford 2019, Touvron 2023, Devlin 2019, Raffel 2020)."""
+"""Family -> what its published implementations do (Radford 2019, Touvron 2023, Devlin 2019, Raffel 2020,
+Jiang 2024)."""
 _REQUIRED = ("family", "layers", "hidden", "heads", "vocab")
 _SIZES = tuple(key for key in ModelSpec.model_fields if key not in ("preset", "config", "op_table"))
 MODEL_FIELDS = _SIZES
@@ -72,14 +74,8 @@ def model(
         if not sizes:
             problems.add("model", "missing: name a preset, a config, or give " + ", ".join(_REQUIRED))
         for key in missing if sizes else ():
-            choice = " (gpt, llama, bert or t5)" if key == "family" else ""
+            choice = " (gpt, llama, bert, t5 or moe)" if key == "family" else ""
             problems.add(f"model.{key}", f"missing: a model without preset or config needs {key}{choice}")
-        return None, []
-    if sizes["family"] == "moe" or sizes.get("experts"):
-        problems.add(
-            "model.experts" if spec.experts else "model.family" if spec.family else "model",
-            "not modelled yet: mixture of experts",
-        )
         return None, []
     full = _style(sizes, seq_len)
     _consistent(full, problems)
@@ -93,7 +89,11 @@ def model(
 def _style(sizes: dict[str, Any], seq_len: int | None) -> dict[str, Any]:
     """All fields of ``Model``: the sizes, and family defaults for the rest."""
     family, hidden, heads, layers = sizes["family"], sizes["hidden"], sizes["heads"], sizes["layers"]
-    full = dict.fromkeys(_SIZES, 0) | {"name": "custom", "qkv_bias": False, "vocab_multiple": 128} | _STYLE[family]
+    full = (
+        dict.fromkeys(_SIZES, 0)
+        | {"name": "custom", "qkv_bias": False, "vocab_multiple": 128, "moe_every": 1}
+        | _STYLE[family]
+    )
     full |= {"kv_heads": heads, "head_dim": max(1, hidden // heads)}
     full["max_positions"] = {"gpt": seq_len or 0, "bert": 512}.get(family, 0)
     full["token_types"] = 2 if family == "bert" else 0
@@ -101,7 +101,12 @@ def _style(sizes: dict[str, Any], seq_len: int | None) -> dict[str, Any]:
     full |= sizes
     if "ffn_hidden" not in sizes:
         # Llama keeps the parameters of a gated MLP at those of 4 x hidden: 2/3 of it, rounded up to 256 (Touvron 2023).
-        full["ffn_hidden"] = -(-8 * hidden // 3 // 256) * 256 if full["gated_mlp"] else 4 * hidden
+        full["ffn_hidden"] = (
+            sizes.get("expert_ffn_hidden") or -(-8 * hidden // 3 // 256) * 256 if full["gated_mlp"] else 4 * hidden
+        )
+    if full["experts"]:
+        full["experts_per_token"] = full["experts_per_token"] or 1
+        full["expert_ffn_hidden"] = full["expert_ffn_hidden"] or full["ffn_hidden"]
     return full
 
 
@@ -116,7 +121,37 @@ def _consistent(full: dict[str, Any], problems: Problems) -> None:
         problems.add("model.encoder_layers", f"all {layers} blocks of a bert are encoder blocks, not {encoder}")
     if family == "t5" and not 1 <= encoder < layers:
         problems.add("model.encoder_layers", f"must be 1 to {layers - 1} of the {layers} blocks, not {encoder}")
-    if family in ("gpt", "llama") and encoder:
+    if family in ("gpt", "llama", "moe") and encoder:
         problems.add("model.encoder_layers", f"a {family} has no encoder blocks; families with them: bert, t5")
-    if full["experts_per_token"] or full["experts_shared"] or full["expert_ffn_hidden"]:
-        problems.add("model.experts_per_token", "not modelled yet: mixture of experts")
+    _experts_consistent(full, problems)
+    latent = {key: full[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+    if full["kv_lora_rank"]:
+        for key in (key for key, size in latent.items() if not size):
+            problems.add(f"model.{key}", "missing: multi-head latent attention (kv_lora_rank) needs it")
+        if kv_heads != heads:
+            problems.add("model.kv_heads", f"latent attention has a key for each of its {heads} heads, not {kv_heads}")
+    elif any(latent.values()) or full["q_lora_rank"]:
+        problems.add("model.kv_lora_rank", "missing: the other sizes of latent attention say nothing without it")
+
+
+def _experts_consistent(full: dict[str, Any], problems: Problems) -> None:
+    experts, chosen, layers = full["experts"], full["experts_per_token"], full["layers"]
+    if not experts:
+        for key in ("experts_per_token", "experts_shared", "expert_ffn_hidden", "dense_layers", "route_machines"):
+            if full[key]:
+                problems.add(f"model.{key}", "says nothing in a model without experts (set model.experts)")
+        if full["family"] == "moe":
+            problems.add("model.experts", "missing: the family moe needs the number of experts")
+        return
+    if full["family"] not in ("moe", "gpt", "llama"):
+        problems.add("model.experts", f"a {full['family']} has no experts; families with them: moe, llama, gpt")
+    if full["bias"]:
+        problems.add("model.bias", "experts have no biases here; set bias: false")
+    if chosen > experts:
+        problems.add("model.experts_per_token", f"{chosen} of {experts} experts cannot be chosen")
+    every = full["moe_every"]
+    if not any((layer + 1) % every == 0 for layer in range(full["dense_layers"], layers)):
+        problems.add(
+            "model.dense_layers",
+            f"no block of {layers} is left for the experts (dense_layers {full['dense_layers']}, moe_every {every})",
+        )

@@ -16,7 +16,7 @@ from simtrain.scenario import yamltext
 from simtrain.scenario.paths import data_dir
 from simtrain.scenario.schema import ModelSpec
 
-_ABOUT = ("seq_len", "parameters", "source", "note", "aliases")
+_ABOUT = ("seq_len", "parameters", "active", "source", "note", "aliases")
 """Keys of a row that say something about the model and are none of its sizes."""
 
 
@@ -35,6 +35,8 @@ class Preset:
     """Weight of the last digit of the published total as printed: 1.7 B is known to 0.1e9."""
     source: str
     note: str = ""
+    active: tuple[float, float] | None = None
+    """Published parameters that one token passes through, and the weight of their last digit; None where dense."""
 
 
 _PRINTED = re.compile(r"(\d+)(?:\.(\d+))?( [MBT])?")
@@ -66,7 +68,9 @@ def read_presets(path: Path) -> dict[str, Preset]:
         try:
             ModelSpec.model_validate(sizes)
             parameters, digit = _published(str(full["parameters"]))
-            preset = Preset(name, sizes, full["seq_len"], parameters, digit, full["source"], full.get("note", ""))
+            active = _published(str(full["active"])) if "active" in full else None
+            about = (full["source"], full.get("note", ""), active)
+            preset = Preset(name, sizes, full["seq_len"], parameters, digit, *about)
         except (ValidationError, ValueError, KeyError) as error:
             place = document.position(("presets", name))
             raise InputError([Problem(str(path), *place, key=name, message=f"bad preset row: {error}")]) from None

@@ -2,14 +2,14 @@
 
 The defaults, in one place (a scenario lists those it used in ``Scenario.defaults``):
 
-seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
-units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
-it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
-with virtual stages; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a
-pipeline; prefetch 1; with cp, cp_kind all_gather on FSDP stacks, else p2p; one document a sequence;
-sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch; devices_per_machine 8, or
-what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI between the hosts of a TPU
-slice; no jitter; what a model leaves out by its family (``models``).
+seed 0; tp, pp, cp, ep 1; etp as tp; dispatch alltoall, dropless and balanced; stack by kind of accelerator
+(``STACKS``); precision bf16, or fp16 or fp32 where the matrix units lack it; optimizer adamw; recompute none; attention
+the stack's kernel, unfused where the accelerator cannot run it; zero 3 on FSDP stacks, else 0; sequence_parallel where
+tp is above 1; virtual_stages 1; schedule 1f1b, interleaved with virtual stages; stage_layers as even as possible,
+lighter ends; overlap true; reshard_after_forward without a pipeline; prefetch 1; with cp, cp_kind all_gather on FSDP
+stacks, else p2p; one document a sequence; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a
+global_batch; devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that
+accelerator, ICI between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from simtrain.scenario.problems import Problems
 from simtrain.scenario.scenario import (
     Attention,
     ContextKind,
+    Dispatch,
     Optimizer,
     Parallelism,
     Recompute,
@@ -72,16 +73,18 @@ class _Resolver:
         given, usual_length = models.base(spec.model, problems)
         seq_len = self._seq_len(usual_length)
         model, model_defaults = models.model(spec.model, given, seq_len, problems)
-        layout = self._layout(found.devices)
+        layout = self._layout(found.devices, model)
         batch = self._batch(layout) if layout else None
         parallelism = self._parallelism(model, layout, stack, batch)
         if model and layout and seq_len and parallelism:
             checks.tensor(model, layout, seq_len, parallelism.sequence_parallel, problems)
+        if model and layout and parallelism:
+            checks.experts(model, layout, parallelism, spec, problems)
         if model and seq_len:
             checks.positions(model, seq_len, problems)
         training = self._training(accelerator, stack, optimizer, precision, seq_len, batch, parallelism)
-        if model and training and parallelism:
-            contexts.check(model, training, parallelism, problems)
+        if model and training and parallelism and stack:
+            contexts.check(model, training, parallelism, stack, problems)
         if problems.found or not (layout and model and training and parallelism and stack):
             return None
         seed = self._or(spec.seed, "seed", 0)
@@ -129,9 +132,9 @@ class _Resolver:
             return None
         return said if usual is None else self._or(said, "training.seq_len", usual)
 
-    def _layout(self, devices: int | None) -> Layout | None:
+    def _layout(self, devices: int | None, model: Model | None) -> Layout | None:
         spec, problems = self.spec.parallelism, self.problems
-        keys = [f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "mesh_order")]
+        keys = [f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "etp", "mesh_order")]
         counted = [f"cluster.{key}" for key in ("nodes", "devices", "slice", "machine", "devices_per_machine")]
         if not problems.sound(*keys, *counted):
             return None
@@ -144,7 +147,10 @@ class _Resolver:
         if sorted(order) != sorted(AXES):
             problems.add("parallelism.mesh_order", f"must name each of {', '.join(AXES)} once, innermost first")
             return None
-        layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order)
+        etp = spec.etp or 0
+        if model and model.experts:
+            etp = self._or(spec.etp, "parallelism.etp", tp)
+        layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order)
         if devices is not None:
             checks.degrees(layout, devices, spec, problems)
         elif layout.world > MAX_DEVICES:
@@ -214,6 +220,7 @@ class _Resolver:
             prefetch=self._or(spec.prefetch, key + "prefetch", 1),
             cp_kind=how,
             cp_inner=inner,
+            dispatch=Dispatch(self._or(spec.dispatch, key + "dispatch", Dispatch.ALLTOALL.value)),
         )
 
     def _training(
@@ -233,6 +240,7 @@ class _Resolver:
         mode, number = self._or(spec.recompute, "training.recompute", ("none", 0))
         if mode == "every" and number == EVERY_SQRT:
             number = max(1, round(math.sqrt(max(parallelism.stage_layers))))
+        spread, amount = self._or(spec.imbalance, "training.imbalance", ("factor", 1.0))
         sharded = parallelism.zero >= Zero.GRADIENTS
         early = self._or(spec.sync_every_microbatch, "training.sync_every_microbatch", sharded)
         return Training(
@@ -246,6 +254,9 @@ class _Resolver:
             recompute_layers=number,
             sync_every_microbatch=early,
             documents=contexts.documents(spec.packed_length, seq_len, self.problems),
+            capacity_factor=spec.capacity_factor or 0.0,
+            imbalance=amount if spread == "factor" else 1.0,
+            imbalance_sigma=amount if spread == "sigma" else 0.0,
         )
 
     def _attention(self, accelerator: Accelerator | None, stack: Stack | None) -> Attention | None:

@@ -58,6 +58,17 @@ class ContextKind(StrEnum):
     """All-to-all over ``cp_inner`` neighbours, a ring over the rest (USP, Fang 2024; Transformer Engine)."""
 
 
+class Dispatch(StrEnum):
+    """How tokens reach their experts (Megatron core ``--moe-token-dispatcher-type``)."""
+
+    ALLTOALL = "alltoall"
+    """Every token travels once to each of its experts."""
+    ALLGATHER = "allgather"
+    """All tokens of the expert-parallel group travel to all of its ranks; results are reduced and scattered."""
+    DEDUPLICATED = "deduplicated"
+    """A token travels once to each machine with experts of its own, and on inside (DeepEP; Megatron ``flex``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """An optimizer row (``hardware_specs/optimizers.yaml``)."""
@@ -138,6 +149,12 @@ class Training:
     """k of ``EVERY``, n of ``BLOCKS``."""
     sync_every_microbatch: bool = False
     """Gradients reduce after every microbatch (accumulation without no-sync)."""
+    capacity_factor: float = 0.0
+    """Experts drop above and pad up to this times the mean number of tokens; 0 = dropless."""
+    imbalance: float = 1.0
+    """Tokens of the most loaded rank of an expert-parallel group over the mean, where no draw is asked for."""
+    imbalance_sigma: float = 0.0
+    """Spread of the logarithm of the experts' popularity: the imbalance is drawn from the scenario's seed."""
     documents: tuple[int, ...] = ()
     """Tokens of the documents packed into one sequence, which do not attend to one another; empty = one document."""
 
@@ -166,6 +183,7 @@ class Parallelism:
     """ZeRO-3: free gathered parameters after forward and gather again in backward."""
     prefetch: int = 1
     """ZeRO-3: units gathered ahead of compute."""
+    dispatch: Dispatch = Dispatch.ALLTOALL
     cp_kind: ContextKind = ContextKind.P2P
     cp_inner: int = 1
     """``A2A_P2P``: neighbouring context ranks that exchange heads; the ring goes over cp / cp_inner."""
@@ -243,14 +261,16 @@ class Scenario:
             found.append((Part.ATTENTION, layer))
             if self.model.block_kind(layer) is BlockKind.CROSS:
                 found.append((Part.CROSS_ATTENTION, layer))
-            found.append((Part.MLP, layer))
+            found += ((part, layer) for part in self.model.mlp_parts(layer))
         if stage == self.stages - 1:
             found.append((Part.HEAD, -1))
         return tuple(found)
 
     def part_parameters(self, part: Part, layer: int) -> float:
         """Parameters of a part on one tensor rank; a tied head holds a copy where pipelining separates it."""
-        tp = self.parallelism.layout.tp
+        layout, tp = self.parallelism.layout, self.parallelism.layout.tp
+        if part is Part.EXPERTS:
+            return self.model.part_parameters(part, layer, layout.ep * layout.expert_tensor)
         count = self.model.part_parameters(part, layer, tp)
         if part is Part.HEAD and self.has_tied_copy:
             count += self.model.padded_vocab(tp) / tp * self.model.hidden
@@ -265,3 +285,11 @@ class Scenario:
     def replicas(self) -> int:
         """Ranks that hold the same parameters and reduce gradients together: data times context parallel."""
         return self.parallelism.layout.dp * self.parallelism.layout.cp
+
+    def gradient_axis(self, part: Part) -> str:
+        """Process group that reduces the gradients of a part: experts have their own where they are spread."""
+        return "edp" if part is Part.EXPERTS and self.parallelism.layout.experts_apart else "dp"
+
+    def copies(self, axis: str) -> int:
+        """Ranks that hold the same parameters, by ``gradient_axis``."""
+        return self.parallelism.layout.expert_data if axis == "edp" else self.replicas

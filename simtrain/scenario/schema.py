@@ -146,6 +146,14 @@ class ModelSpec(Section):
     experts_per_token: Annotated[int | None, Count(100_000, 0)] = None
     experts_shared: Annotated[int | None, Count(100_000, 0)] = None
     expert_ffn_hidden: Annotated[int | None, Count(10_000_000, 0)] = None
+    dense_layers: Annotated[int | None, Count(10_000, 0)] = None
+    moe_every: Layers = None
+    route_machines: Annotated[int | None, Count(100_000, 0)] = None
+    q_lora_rank: Annotated[int | None, Count(10_000_000, 0)] = None
+    kv_lora_rank: Annotated[int | None, Count(10_000_000, 0)] = None
+    qk_nope_head_dim: Annotated[int | None, Count(100_000, 0)] = None
+    qk_rope_head_dim: Annotated[int | None, Count(100_000, 0)] = None
+    v_head_dim: Annotated[int | None, Count(100_000, 0)] = None
     sliding_window: Annotated[int | None, Count(100_000_000, 0)] = None
     vocab_multiple: Annotated[int | None, Count(1_000_000)] = None
 
@@ -183,6 +191,27 @@ PackedLength = Annotated[
     BeforeValidator(_auto, json_schema_input_type=int | list[int] | Literal["auto"] | None),
 ]
 """Mean length of the documents packed into a sequence, or their lengths (``auto`` = one document)."""
+
+
+def _imbalance(value: object) -> object:
+    if value is None or value == "auto":
+        return None
+    form = value["sigma"] if isinstance(value, dict) and list(value) == ["sigma"] else value
+    if isinstance(form, int | float) and not isinstance(form, bool):
+        if form is not value and 0 <= form <= 5:
+            return ("sigma", float(form))
+        if form is value and 1 <= form <= 100_000:
+            return ("factor", float(form))
+    why = f"must be a factor of at least 1 (largest over mean) or {{sigma: 0 to 5}}, not {describe(value)}"
+    raise PydanticCustomError("choice", "{why}", {"why": why})
+
+
+Imbalance = Annotated[
+    tuple[str, float] | None,
+    BeforeValidator(_imbalance, json_schema_input_type=float | dict[Literal["sigma"], float] | Literal["auto"] | None),
+]
+"""How unevenly tokens fall on experts."""
+Dispatch = Literal["alltoall", "allgather", "deduplicated"]
 Kernel = Literal["unfused", "flash2", "flash3", "cudnn", "xla"]
 
 
@@ -203,6 +232,8 @@ class TrainingSpec(Section):
     offload: Any = None
     sync_every_microbatch: Flag = None
     packed_length: PackedLength = None
+    capacity_factor: Annotated[float, Field(gt=0, le=1000)] | None = None
+    imbalance: Imbalance = None
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -221,6 +252,10 @@ class ParallelismSpec(Section):
     pp: Degree = None
     cp: Degree = None
     ep: Degree = None
+    etp: Degree = None
+    dispatch: Annotated[
+        Dispatch | None, BeforeValidator(_auto, json_schema_input_type=Dispatch | Literal["auto"] | None)
+    ] = None
     zero: Annotated[int | None, Count(3, 0)] = None
     shard_size: Degree = None
     sequence_parallel: Flag = None

@@ -13,7 +13,7 @@ from simtrain.program.lowered import Piece, PieceKind
 from simtrain.trace.metrics import COMPUTE_STREAM, gaps, rank_weights, stretch
 from simtrain.trace.spans import Trace
 
-_AXIS_KIND = {"tp": TimeKind.TP, "cp": TimeKind.CP, "ep": TimeKind.EP, "pp": TimeKind.PP}
+_AXIS_KIND = {"tp": TimeKind.TP, "cp": TimeKind.CP, "ep": TimeKind.EP, "etp": TimeKind.EP, "pp": TimeKind.PP}
 COMMUNICATION = (
     PieceKind.ALL_REDUCE,
     PieceKind.ALL_GATHER,

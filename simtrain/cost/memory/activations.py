@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simtrain.cost import experts
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import Family
 from simtrain.scenario.scenario import Attention, Scenario, Zero
@@ -59,6 +60,20 @@ class Sizes:
     """Sequence parallelism: inputs of column-parallel products are gathered while they are needed."""
     head_transform: bool
     """BERT: dense, GeLU and norm before the vocabulary projection."""
+    value: float = 0.0
+    """Width of V and of the attention output where latent attention sets them apart from those of Q and K; else 0."""
+    compressed: float = 0.0
+    """Widths of latent attention's compressed query, and of its key and value, together."""
+    routed: float = 0.0
+    """Rows that a rank sends to experts: tokens x experts a token."""
+    experts: float = 0.0
+    """Experts of a layer: the width of the router's logits."""
+    expert_rows: float = 0.0
+    """Rows through the experts of the most loaded rank."""
+    expert_ffn: float = 0.0
+    """Width of one expert on one rank."""
+    shared_ffn: float = 0.0
+    """Width of the shared experts on one tensor rank."""
 
 
 def element_bytes(precision: Precision) -> float:
@@ -80,13 +95,12 @@ def sizes(scenario: Scenario) -> Sizes:
     sequence = scenario.parallelism.sequence_parallel and layout.tp > 1
     fused = training.attention is not Attention.UNFUSED
     key_heads = max(1.0, model.kv_heads / layout.tp) if fused else heads
+    widths = {"query": heads * model.head_dim, "key": key_heads * model.head_dim} | _latent(scenario)
     element = element_bytes(training.precision)
     return Sizes(
         tokens=tokens,
         rows=tokens / layout.tp if sequence else tokens,
         hidden=model.hidden,
-        query=heads * model.head_dim,
-        key=key_heads * model.head_dim,
         scores=heads * tokens * training.seq_len,
         statistics=heads * tokens,
         ffn=model.ffn_hidden / layout.tp,
@@ -103,7 +117,31 @@ def sizes(scenario: Scenario) -> Sizes:
         in_place_loss=stack.fused_elementwise,
         gathered_input=sequence,
         head_transform=model.family is Family.BERT,
+        **widths,
+        **_mixture(scenario),
     )
+
+
+def _latent(scenario: Scenario) -> dict[str, float]:
+    model, heads = scenario.model, scenario.model.heads / scenario.parallelism.layout.tp
+    if not model.kv_lora_rank:
+        return {}
+    compressed = model.q_lora_rank + model.kv_lora_rank
+    query = heads * model.qk_head_dim
+    return {"query": query, "key": query, "value": heads * model.v_head_dim, "compressed": compressed}
+
+
+def _mixture(scenario: Scenario) -> dict[str, float]:
+    model, layout = scenario.model, scenario.parallelism.layout
+    if not model.experts:
+        return {}
+    return {
+        "routed": experts.local_tokens(scenario) * model.experts_per_token,
+        "experts": model.experts,
+        "expert_rows": experts.computed_rows(scenario),
+        "expert_ffn": model.expert_ffn_hidden / layout.expert_tensor,
+        "shared_ffn": model.experts_shared * model.expert_ffn_hidden / layout.tp,
+    }
 
 
 def boundary(z: Sizes) -> float:
@@ -140,9 +178,60 @@ def core(z: Sizes) -> float:
 
 def attention(z: Sizes) -> float:
     """Attention sub-layer: norm input, QKV input, Q, K, V, core, projection input, mask: 13 s b h + 5 a s^2 b bytes."""
-    qkv = z.element * z.tokens * (z.query + 2 * z.key)
-    inputs = z.element * (z.rows * z.hidden + z.tokens * z.query)
-    return norm(z) + inputs + qkv + core(z) + dropout_mask(z)
+    value, output = (z.value, z.value) if z.value else (z.key, z.query)
+    qkv = z.element * z.tokens * (z.query + z.key + value)
+    inputs = z.element * (z.rows * z.hidden + z.tokens * output)
+    return norm(z) + inputs + qkv + core(z) + dropout_mask(z) + compression(z)
+
+
+def compression(z: Sizes) -> float:
+    """Latent attention: compressed query, key and value before and behind their norms (DeepSeek-V2, section 2.1)."""
+    return 2 * z.element * z.rows * z.compressed
+
+
+def router(z: Sizes) -> float:
+    """Router and shared experts: norm input, router input, fp32 logits and scores, routes; shared experts as an MLP.
+
+    The probability and the place of each routed row are 4 + 8 bytes; the map from tokens to experts is one byte a pair
+    (Megatron core ``moe_utils.py``).
+    """
+    scores = z.rows * z.experts * (2 * FP32 + MASK) + 12.0 * z.routed
+    widths = 2 + (z.gated and 1) + (z.gated and not z.fused_elementwise and 1)
+    return norm(z) + z.element * z.rows * z.hidden + scores + z.element * widths * z.tokens * z.shared_ffn
+
+
+def routed_experts(z: Sizes) -> float:
+    """Routed experts: dispatched rows, expert activations, rows as they come back (read for the probabilities)."""
+    widths = 2 + (z.gated and 1) + (z.gated and not z.fused_elementwise and 1)
+    through = z.expert_rows * (z.hidden + widths * z.expert_ffn)
+    return z.element * (through + z.routed * z.hidden) + dropout_mask(z)
+
+
+def router_gradients(z: Sizes) -> float:
+    """Output gradients of the products of router and shared experts."""
+    shared = (2 if z.gated else 1) * z.tokens * z.shared_ffn
+    return z.residual * z.rows * z.hidden + z.element * (z.rows * z.experts + shared)
+
+
+def router_transient(z: Sizes) -> float:
+    """Gradient of the permuted rows that the router's backward sums, of the scores, of the shared down input."""
+    copies = gathered(z, copies=2) if z.shared_ffn else 0.0
+    return z.element * z.routed * z.hidden + FP32 * z.rows * z.experts + z.element * z.tokens * z.shared_ffn + copies
+
+
+def expert_gradients(z: Sizes) -> float:
+    """Output gradients of the experts' products: of the rows that they return and of the up (and gate) projection."""
+    return z.element * z.expert_rows * (z.hidden + (2 if z.gated else 1) * z.expert_ffn)
+
+
+def expert_transient(z: Sizes) -> float:
+    """Beside them: the gradient of the down projection's input, and that of the rows on their way."""
+    return z.element * (z.expert_rows * z.expert_ffn + z.routed * z.hidden)
+
+
+def dispatched(z: Sizes) -> float:
+    """Rows on their way to the experts: what is sent beside what is received."""
+    return z.element * z.routed * z.hidden
 
 
 def mlp(z: Sizes) -> float:
@@ -189,13 +278,14 @@ def logits_transient(z: Sizes, *, backward: bool) -> float:
 
 def attention_gradients(z: Sizes) -> float:
     """Output gradients of an attention's products: of the sub-layer's output, of Q, K and V."""
-    return z.residual * z.rows * z.hidden + z.element * z.tokens * (z.query + 2 * z.key)
+    widths = z.query + z.key + (z.value or z.key)
+    return z.residual * z.rows * z.hidden + z.element * (z.tokens * widths + z.rows * z.compressed)
 
 
 def attention_transient(z: Sizes) -> float:
     """What an attention backward holds beside them: gradients of projection input, of scores and probabilities."""
     cells = 0.0 if z.fused_attention else z.scores * (z.element + (z.element if z.fused_softmax else FP32))
-    return z.element * z.tokens * z.query + cells + gathered(z, copies=2)
+    return z.element * z.tokens * (z.value or z.query) + cells + gathered(z, copies=2)
 
 
 def mlp_gradients(z: Sizes) -> float:

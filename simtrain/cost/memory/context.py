@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simtrain.cost.memory.activations import element_bytes
-from simtrain.program.context import key_value_elements, query_elements
+from simtrain.program.context import key_value_elements, output_elements, query_elements
 from simtrain.program.demand import Memory
 from simtrain.program.lowered import PieceKind
 from simtrain.scenario.scenario import ContextKind, Scenario
@@ -20,13 +20,13 @@ def transient(scenario: Scenario, kind: PieceKind) -> dict[Memory, float]:
         return {}
     backward = kind in (PieceKind.BACKWARD, PieceKind.INPUT_GRAD)
     element, parallelism = element_bytes(scenario.training.precision), scenario.parallelism
-    queries, keys = element * query_elements(scenario), element * key_value_elements(scenario)
+    keys, outputs = element * key_value_elements(scenario), element * output_elements(scenario)
     n = parallelism.sequence_split
     if parallelism.cp_kind is ContextKind.ALL_GATHER:
         return {Memory.GATHERED: n * keys * (2 if backward else 1)}
     held: dict[Memory, float] = {}
     if n > 1:
-        held = {Memory.BUFFERS: 4 * keys if backward else n * keys, Memory.WORKSPACE: 0.0 if backward else n * queries}
+        held = {Memory.BUFFERS: 4 * keys if backward else n * keys, Memory.WORKSPACE: 0.0 if backward else n * outputs}
     if parallelism.head_split > 1:
-        held[Memory.BUFFERS] = held.get(Memory.BUFFERS, 0.0) + queries + keys
+        held[Memory.BUFFERS] = held.get(Memory.BUFFERS, 0.0) + element * query_elements(scenario) + keys
     return held

@@ -26,6 +26,8 @@ _SAVED: dict[Part, Callable[[act.Sizes], float]] = {
     Part.ATTENTION: act.attention,
     Part.CROSS_ATTENTION: act.attention,
     Part.MLP: act.mlp,
+    Part.ROUTER: act.router,
+    Part.EXPERTS: act.routed_experts,
     Part.HEAD: act.head,
 }
 _GRADIENTS: dict[Part, Callable[[act.Sizes], float]] = {
@@ -33,6 +35,8 @@ _GRADIENTS: dict[Part, Callable[[act.Sizes], float]] = {
     Part.ATTENTION: act.attention_gradients,
     Part.CROSS_ATTENTION: act.attention_gradients,
     Part.MLP: act.mlp_gradients,
+    Part.ROUTER: act.router_gradients,
+    Part.EXPERTS: act.expert_gradients,
     Part.HEAD: act.head_gradients,
 }
 """Output gradients: what the weight-gradient half of a backward reads."""
@@ -41,6 +45,8 @@ _TRANSIENT: dict[Part, Callable[[act.Sizes], float]] = {
     Part.ATTENTION: act.attention_transient,
     Part.CROSS_ATTENTION: act.attention_transient,
     Part.MLP: act.mlp_transient,
+    Part.ROUTER: act.router_transient,
+    Part.EXPERTS: act.expert_transient,
     Part.HEAD: lambda z: act.logits_transient(z, backward=True) - act.head_gradients(z),
 }
 
@@ -93,7 +99,11 @@ def _own_deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
             case K.FORWARD:
                 return _forward(scenario, z, piece)
             case K.RECOMPUTE:
-                return {Memory.WORKSPACE: _recomputed(scenario, z, piece)}, {}, {Memory.WORKSPACE: act.gathered(z)}
+                return (
+                    {Memory.WORKSPACE: _recomputed(scenario, z, piece)},
+                    {},
+                    {Memory.WORKSPACE: _on_the_way(z, piece)},
+                )
             case K.BACKWARD | K.INPUT_GRAD | K.WEIGHT_GRAD:
                 return _backward(scenario, z, piece)
     if piece.kind is K.RECOMPUTE and piece.part is Part.CORE:
@@ -106,14 +116,22 @@ def _own_deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
 def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     kept, recomputed = _kept(scenario, z, piece), _recomputed(scenario, z, piece)
     keeps = {Memory.ACTIVATIONS: kept}
-    transient = {Memory.WORKSPACE: recomputed + act.gathered(z)}
+    transient = {Memory.WORKSPACE: recomputed + _on_the_way(z, piece)}
     if piece.part is Part.HEAD:
         keeps[Memory.LOGITS] = act.logits(z)
         transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
     frees = {}
-    if scenario.parallelism.reshard_after_forward and piece.part is Part.MLP:
-        frees = {Memory.GATHERED: _unit(scenario, piece)}
+    if scenario.parallelism.reshard_after_forward and piece.part in (Part.MLP, Part.EXPERTS):
+        frees = {Memory.GATHERED: sum(_unit(scenario, piece, axis) for axis in ("dp", "edp"))}
     return keeps, frees, transient
+
+
+def _on_the_way(z: act.Sizes, piece: Piece) -> float:
+    """Copies that exist while a part runs: the gathered sequence, or the rows dispatched to experts."""
+    if piece.part is Part.EXPERTS:
+        return act.dispatched(z)
+    local = piece.part is Part.ROUTER and not z.shared_ffn
+    return 0.0 if local else act.gathered(z)
 
 
 def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
@@ -127,20 +145,27 @@ def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
         Memory.ACTIVATIONS: _kept(scenario, z, piece),
         Memory.WORKSPACE: _recomputed(scenario, z, piece),
         Memory.LOGITS: act.logits(z) if head else 0.0,
-        Memory.GATHERED: 0.0 if piece.part in (Part.MLP, Part.CROSS_ATTENTION) else _unit(scenario, piece),
+        Memory.GATHERED: _released(scenario, piece),
     }
     keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
     if piece.kind is K.WEIGHT_GRAD:
-        return keeps, _add(frees, outputs), {Memory.WORKSPACE: act.gathered(z)}
+        return keeps, _add(frees, outputs), {Memory.WORKSPACE: _on_the_way(z, piece)}
     if head:  # the loss's own tensors are gone before the weight gradient is allocated
         transient[category] = max(0.0, transient[category] - keeps[Memory.GRADIENTS])
     return keeps, frees, _add(outputs, transient)
 
 
+def _released(scenario: Scenario, piece: Piece) -> float:
+    """Bytes of gathered units that the backward of a part is the last to read."""
+    own = scenario.gradient_axis(piece.part) == "edp"
+    inner = piece.part in (Part.MLP, Part.CROSS_ATTENTION, Part.ROUTER, Part.EXPERTS)
+    return 0.0 if inner and not own else _unit(scenario, piece, "edp" if own else "dp")
+
+
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:
     """Bytes of parameter gradient that a backward allocates, where they are not held all step."""
     count = scenario.part_parameters(piece.part, piece.layer)
-    if states.shards_gradients_at_once(scenario):
+    if states.shards_gradients_at_once(scenario, scenario.gradient_axis(piece.part)):
         return count * states.unsharded_gradient_bytes(scenario)
     return count * states.sharded_gradient_bytes(scenario) if states.gradients_appear_late(scenario) else 0.0
 
@@ -152,16 +177,18 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
         return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
     if piece.kind is K.OPTIMIZER:
-        freed = held * (scenario.replicas if zero is Zero.OPTIMIZER else 1) if late else 0.0
+        ranks = scenario.copies(scenario.gradient_axis(piece.part))
+        freed = held * (ranks if zero is Zero.OPTIMIZER else 1) if late else 0.0
         return (
             {},
             {Memory.GRADIENTS: freed},
             {Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario)},
         )
-    if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
+    reduces = piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT
+    if reduces and states.shards_gradients_at_once(scenario, piece.axis):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)
-        shard = held / scenario.replicas if late else 0.0
+        shard = held / scenario.copies(piece.axis) if late else 0.0
         return {Memory.GRADIENTS: shard}, {Memory.GRADIENTS: whole}, {Memory.BUFFERS: copies}
     return {}, {}, {}
 
@@ -198,15 +225,16 @@ def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
     return next((run for run in scenario.recompute_groups(stage) if layer in run), ())
 
 
-def _unit(scenario: Scenario, piece: Piece) -> float:
-    """Bytes of the gathered unit that a piece belongs to; 0 where nothing is gathered."""
-    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.replicas == 1:
+def _unit(scenario: Scenario, piece: Piece, axis: str) -> float:
+    """Bytes of the unit that a piece belongs to and that is gathered over ``axis``; 0 where nothing is gathered."""
+    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.copies(axis) == 1:
         return 0.0
     parts = [piece.part]
     if piece.layer >= 0:
-        parts = [Part.ATTENTION, Part.MLP]
+        parts = [Part.ATTENTION, *scenario.model.mlp_parts(piece.layer)]
         parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(piece.layer) is BlockKind.CROSS else []
-    count = sum(scenario.part_parameters(part, piece.layer) for part in parts)
+    shared = [part for part in parts if scenario.gradient_axis(part) == axis]
+    count = sum(scenario.part_parameters(part, piece.layer) for part in shared)
     return count * act.element_bytes(scenario.training.precision)
 
 

@@ -17,10 +17,15 @@ def rank_stages(scenario: Scenario, pp_rank: int) -> range:
     return range(pp_rank, scenario.stages, scenario.parallelism.layout.pp)
 
 
-def held_parameters(scenario: Scenario, pp_rank: int) -> float:
-    """Parameters of one tensor rank of a pipeline rank before sharding; a tied embedding's second copy included."""
-    stages = rank_stages(scenario, pp_rank)
-    return sum(scenario.part_parameters(part, layer) for stage in stages for part, layer in scenario.parts(stage))
+def held_parameters(scenario: Scenario, pp_rank: int, axis: str = "") -> float:
+    """Parameters of one tensor rank of a pipeline rank before sharding; a tied embedding's second copy included.
+
+    ``axis`` counts only those whose copies lie along this process group (``Scenario.gradient_axis``).
+    """
+    parts = (part for stage in rank_stages(scenario, pp_rank) for part in scenario.parts(stage))
+    return sum(
+        scenario.part_parameters(part, layer) for part, layer in parts if axis in ("", scenario.gradient_axis(part))
+    )
 
 
 def unsharded_gradient_bytes(scenario: Scenario) -> float:
@@ -46,10 +51,10 @@ def master_gradient_bytes(scenario: Scenario) -> float:
     return FP32 if copied else 0.0
 
 
-def shards_gradients_at_once(scenario: Scenario) -> bool:
+def shards_gradients_at_once(scenario: Scenario, axis: str = "dp") -> bool:
     """Whether each backward's gradients are reduced and sharded before the next: ZeRO-2/3 without a no-sync phase."""
     every = scenario.microbatches == 1 or scenario.training.sync_every_microbatch
-    return scenario.parallelism.zero >= Zero.GRADIENTS and scenario.replicas > 1 and every
+    return scenario.parallelism.zero >= Zero.GRADIENTS and scenario.copies(axis) > 1 and every
 
 
 def gradients_appear_late(scenario: Scenario) -> bool:
@@ -61,7 +66,7 @@ def gradients_appear_late(scenario: Scenario) -> bool:
     return scenario.stack.fp32_shards and scenario.microbatches == 1
 
 
-def gradients(scenario: Scenario, parameters: float) -> float:
+def gradients(scenario: Scenario, parameters: float, axis: str = "dp") -> float:
     """Bytes of gradient held all step by a rank with ``parameters`` parameters.
 
     Accumulation without synchronisation under ZeRO-2/3 keeps the whole gradient between microbatches, beside the shard.
@@ -69,10 +74,10 @@ def gradients(scenario: Scenario, parameters: float) -> float:
     if gradients_appear_late(scenario):
         return 0.0
     shard = parameters * sharded_gradient_bytes(scenario)
-    if scenario.parallelism.zero < Zero.GRADIENTS or scenario.replicas == 1:
+    if scenario.parallelism.zero < Zero.GRADIENTS or scenario.copies(axis) == 1:
         return shard
-    whole = 0.0 if shards_gradients_at_once(scenario) else parameters * unsharded_gradient_bytes(scenario)
-    return shard / scenario.replicas + whole
+    whole = 0.0 if shards_gradients_at_once(scenario, axis) else parameters * unsharded_gradient_bytes(scenario)
+    return shard / scenario.copies(axis) + whole
 
 
 def bucket(scenario: Scenario, parameters: float) -> float:
@@ -90,14 +95,16 @@ def resting(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
     Under ZeRO-3 the copies that buckets need are transients of the reductions; gathered parameters likewise.
     """
     training, stack, zero = scenario.training, scenario.stack, scenario.parallelism.zero
-    count, split = held_parameters(scenario, pp_rank), scenario.replicas
+    held = {axis: held_parameters(scenario, pp_rank, axis) for axis in ("dp", "edp")}
+    count = sum(held.values())
+    shard = sum(parameters / scenario.copies(axis) for axis, parameters in held.items())
     full = element_bytes(training.precision) == FP32 or stack.fp32_shards
     weight = FP32 if full else element_bytes(training.precision)
     state = training.optimizer.state_bytes + (0.0 if full else training.optimizer.master_bytes)
     return {
-        Memory.PARAMETERS: count * weight / (split if zero >= Zero.PARAMETERS else 1),
-        Memory.GRADIENTS: gradients(scenario, count),
-        Memory.OPTIMIZER: count * state / (split if zero >= Zero.OPTIMIZER else 1),
+        Memory.PARAMETERS: (shard if zero >= Zero.PARAMETERS else count) * weight,
+        Memory.GRADIENTS: sum(gradients(scenario, parameters, axis) for axis, parameters in held.items()),
+        Memory.OPTIMIZER: (shard if zero >= Zero.OPTIMIZER else count) * state,
         Memory.BUFFERS: bucket(scenario, count),
         Memory.RUNTIME: stack.runtime_bytes,
     }

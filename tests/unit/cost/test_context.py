@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from simtrain.cost.collectives import all_to_all, message, step_seconds
+from simtrain.cost.attention import ring_step
+from simtrain.cost.collectives import message
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.memory import piece_memory
 from simtrain.cost.memory.context import transient
@@ -17,9 +18,9 @@ from simtrain.program.demand import Memory, TimeKind
 from simtrain.program.lowered import Piece, PieceKind, Span
 from simtrain.program.recipe import Recipe
 from simtrain.scenario.model import Family, Part
-from simtrain.scenario.scenario import Attention, ContextKind, Recompute, Scenario
+from simtrain.scenario.scenario import Attention, ContextKind, Dispatch, Recompute, Scenario
 from simtrain.simulate import simulate
-from tests.factories import A100, GPT, INFINIBAND, NVLINK, scenario
+from tests.factories import A100, GPT, NVLINK, scenario
 
 K = PieceKind
 MIB = 2.0**20
@@ -83,6 +84,27 @@ def test_tensor_parallelism_divides_what_goes_round() -> None:
     assert sent(made(tp=16), K.FORWARD) == [7 * 8 * MIB]  # one key-value head a rank at least
 
 
+def test_latent_attention_sends_keys_wider_than_values() -> None:
+    """DeepSeek-V3: 128 heads with keys of 192 and values of 128 (arXiv 2412.19437, section 4.2), 2,048 tokens a rank:
+    a hop carries 2,048 x 128 x 320 x 2 byte = 160 MiB; all-to-all 96 MiB of Q beside it, and 64 MiB of output back.
+    """
+    widths = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    latent: dict[str, Any] = widths | {"heads": 128, "kv_heads": 128, "seq_len": 16384}
+    assert sent(made(**latent), K.FORWARD) == [7 * 160 * MIB]
+    pair = made(ContextKind.A2A_P2P, cp_inner=2, **latent)
+    assert sent(pair, K.FORWARD) == [(160 + 96) / 2 * MIB, 3 * 160 * MIB, 64 / 2 * MIB]
+    assert transient(made(**latent), K.FORWARD) == {Memory.BUFFERS: 8 * 160 * MIB, Memory.WORKSPACE: 8 * 64 * MIB}
+    step = ring_step(made(**latent), e=2.0, backward=False, causal=True)
+    assert step.executed_flops == 2 * 128 * (192 + 128) * 2048**2 / 2
+
+
+def test_dispatch_of_tokens_says_nothing_to_an_exchange_of_heads() -> None:
+    held = made(ContextKind.A2A, experts=8, experts_per_token=2)
+    apart = replace(held, parallelism=replace(held.parallelism, dispatch=Dispatch.DEDUPLICATED))
+    (there, _) = exchanged(held, K.FORWARD, Span(8, 2, 4))
+    assert price_piece(held, there) == price_piece(apart, there)
+
+
 def test_a_hop_costs_what_the_core_does_not_hide() -> None:
     (ring,) = exchanged(made(), K.FORWARD)
     assert price_piece(made(), ring).duration == 0.0
@@ -102,19 +124,6 @@ def test_short_sequences_expose_the_ring() -> None:
     """A step's compute falls with the square of the tokens, its message with the tokens, its latency not at all."""
     result = simulate(made(seq_len=2048, layers=4, scale_up=replace(NVLINK, latency=10e-6)))
     assert result.summary["time"]["by_kind"]["context_parallel"] > 0
-
-
-def test_all_to_all_inside_and_across_machines() -> None:
-    """Inside: seven messages of 16 MiB. Across: those to the other machine, over the rank's own NIC, take longer."""
-    cluster = made().cluster
-    inside = all_to_all(128 * MIB, INSIDE, cluster)
-    each = NVLINK.latency + step_seconds(16 * MIB, NVLINK.achieved, NVLINK.half_bytes)
-    assert inside.seconds == pytest.approx(NVLINK.base_latency + 7 * each)
-    assert inside.wire_bytes == 112 * MIB
-    across = all_to_all(128 * MIB, Span(8, 2, 4), cluster)
-    far = INFINIBAND.latency + step_seconds(16 * MIB, INFINIBAND.achieved, INFINIBAND.half_bytes)
-    assert across.seconds == pytest.approx(INFINIBAND.base_latency + 4 * far)
-    assert across.network_share == pytest.approx(4 / 8)
 
 
 def test_what_a_core_holds_while_it_runs() -> None:

@@ -109,3 +109,31 @@ def test_channels_other_than_ring_neighbours() -> None:
     assert placement.groups[placement.channel(0, 2)].parties == (0, 2)
     with pytest.raises(KeyError):
         placement.channel(0, 1)
+
+
+def test_expert_groups_by_hand() -> None:
+    # a stage is 16 consecutive ranks on two machines; experts over 8 of them fill one machine, copies meet across
+    placement = place(Layout(tp=2, dp=8, pp=2, ep=8, etp=1), cluster(32, 8))
+    assert [rank.multiplicity for rank in placement.ranks] == [16, 16]
+    assert lie(placement, "ep") == (8, 1, 8, ())
+    assert lie(placement, "edp") == (2, 2, 1, both((0, 8.0)))
+    assert lie(placement, "etp") == (1, 1, 1, ())
+    wide = place(Layout(tp=2, dp=8, pp=2, ep=8, etp=2), cluster(32, 8))
+    assert lie(wide, "etp") == (2, 1, 2, ())
+    assert lie(wide, "ep", 1) == (8, 2, 4, both((1, 2.0)))
+    assert lie(wide, "edp") == (1, 1, 1, ())
+
+
+@pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("tp", "pp", "dp", "cp"), ("pp", "dp", "tp", "cp")])
+@pytest.mark.parametrize("per_machine", [2, 4, 3, 8])
+def test_expert_groups_folded_are_those_of_every_rank(order: tuple[str, ...], per_machine: int) -> None:
+    layout = Layout(tp=2, dp=4, pp=2, ep=4, etp=1, order=order)
+    folded = place(layout, cluster(16, per_machine))
+    whole = place(layout, cluster(16, per_machine), fold=False)
+    for axis in ("etp", "ep", "edp"):
+        for rank in range(16):
+            assert lie(folded, axis, folded.class_of(rank))[:3] == lie(whole, axis, rank)[:3]
+    # the ranks of a stage in mesh order, cut into ep x edp
+    stage = [rank for rank in range(16) if layout.coordinate(rank)["pp"] == 0]
+    parties = {whole.groups[whole.group("ep", rank)].parties for rank in stage}
+    assert parties == {tuple(stage[:4]), tuple(stage[4:])}

@@ -234,7 +234,7 @@ def message(tmp_path: Path, text: str, **options: object) -> str:
         (spoiled(vocab=""), "small.yaml:6:1: model.vocab: missing: a model without preset or config needs vocab"),
         (
             spoiled(family=""),
-            "model.family: missing: a model without preset or config needs family (gpt, llama, bert or t5)",
+            "model.family: missing: a model without preset or config needs family (gpt, llama, bert, t5 or moe)",
         ),
         (
             spoiled(family="  family: gpd"),
@@ -258,7 +258,9 @@ def test_message(tmp_path: Path, text: str, said: str) -> None:
     [
         ("input: {reader: x}", "small.yaml:21:1: input: not modelled yet: input pipelines"),
         ("job: {days: 3}", "small.yaml:21:1: job: not modelled yet: whole jobs"),
-        ("  ep: 2", "parallelism.ep: not modelled yet: expert parallelism (ep above 1)"),
+        ("  ep: 2", "parallelism.ep: says nothing:"),
+        ("  etp: 2", "parallelism.etp: says nothing:"),
+        ("  dispatch: allgather", "parallelism.dispatch: says nothing:"),
         ("  shard_size: 2", "parallelism.shard_size: not modelled yet: shard_size other than dp (4)"),
         ("  schedule: zb-h1", "parallelism.schedule: not modelled yet: schedule zb-h1"),
     ],
@@ -272,7 +274,6 @@ def test_not_modelled_yet(tmp_path: Path, line: str, said: str) -> None:
     [
         ("cluster.placement=scattered", "cluster.placement"),
         ("cluster.degraded=[3]", "cluster.degraded"),
-        ("model.experts=8", "model.experts"),
         ("model.op_table=x.csv", "model.op_table"),
         ("training.trainable={lora: 8}", "training.trainable"),
         ("training.offload={optimizer: cpu}", "training.offload"),

@@ -117,6 +117,10 @@ def test_documents(tmp_path: Path) -> None:
             ["training.attention=unfused"],
             "training.attention: context parallelism (cp 8) needs a fused kernel; choose flash2 or cudnn",
         ),
+        (
+            ["model=deepseek-v3", "parallelism.cp_kind=a2a"],
+            "parallelism.cp_kind: no a2a of latent attention (Transformer Engine refuses it); choose p2p or a2a+p2p",
+        ),
         (["model=t5-11b", "training.seq_len=512"], "parallelism.cp: cross-attention is not context-parallel"),
     ],
 )
