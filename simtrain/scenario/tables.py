@@ -146,10 +146,8 @@ class Tables:
             There is no such row.
         """
         table: Rows[Any] = getattr(self, Kind(kind).value)
-        resolved = table.resolve(name)
-        if not resolved:
-            return table.find(name)
-        found = cells(table.rows[resolved])
+        table.find(name)  # says what is wrong with the name
+        found = cells(table.rows[table.resolve(name) or name])
         return {field: cell for field, cell in found.items() if not field.startswith("sources.")}
 
     def _rows(self, kind: Kind) -> dict[str, Row]:
