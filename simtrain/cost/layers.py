@@ -258,6 +258,30 @@ def _mlp(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     yield from _residual(c, which)
 
 
+def repeated(c: Shapes, part: Part) -> Iterator[Op]:
+    """What a block computes again under torch's operator-level selective checkpointing (``memory.by_operator``).
+
+    Attention and every other product of the block were kept; norms, activations and the other products run again:
+    keys, output and up projection of a gated block, output and down projection of one with a joint QKV product.
+    """
+    model, forward = c.scenario.model, Pass.FORWARD
+    width, kv_width = model.heads * model.head_dim // c.tp, max(1, model.kv_heads // c.tp) * model.head_dim
+    ffn = model.ffn_hidden // c.tp
+    yield from _norm(c, forward, model.hidden)
+    if part is Part.MLP:
+        if model.gated_mlp:
+            yield from _linear(c, forward, c.tokens, ffn, model.hidden)
+        yield from _activation(c, forward, ffn)
+        if not model.gated_mlp:
+            yield from _linear(c, forward, c.tokens, model.hidden, ffn)
+        return
+    if model.gated_mlp:
+        yield from _linear(c, forward, c.tokens, kv_width, model.hidden)
+        yield from _qkv_extras(c, forward, width + 2 * kv_width)
+    yield from _linear(c, forward, c.tokens, model.hidden, width)
+    yield from _residual(c, forward)
+
+
 def _embedding(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     """Gather, position, dropout; backward scatters into a dense gradient of the whole table."""
     model = c.scenario.model

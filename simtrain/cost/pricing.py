@@ -55,6 +55,8 @@ class Pricer:
 
     def ops(self, piece: Piece) -> tuple[Op, ...]:
         """Ops of a compute piece."""
+        if piece.kind is K.RECOMPUTE and self.scenario.selective_ops:
+            return tuple(layers.repeated(self.shapes, piece.part))
         block = self._block(piece)
         found = [op for which in _PASSES[piece.kind] for op in layers.ops(self.shapes, which, piece.part, block)]
         return tuple(found)

@@ -212,6 +212,8 @@ class RankList:
     def _reduce(self, unit: Unit, after: int) -> None:
         kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
         self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, "dp", unit, (after,)))
+        if self.zero3 and len(self.reductions) > 1:  # FSDP2 post_backward: compute waits for the reduction before this
+            self.awaited.append(self.reductions[-2])
 
     def _collective(
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]

@@ -67,7 +67,8 @@ class Recipe:
     def _backward_part(self, kind: PieceKind, part: Part, layer: int) -> Iterator[Piece]:
         if self._sequence and part is not Part.HEAD:
             yield self._collective(K.ALL_GATHER, part, layer, backward=True)
-        if part is Part.ATTENTION and self._scenario.training.recompute is Recompute.SELECTIVE:
+        selective = self._scenario.training.recompute is Recompute.SELECTIVE and not self._scenario.selective_ops
+        if part is Part.ATTENTION and selective:
             yield Piece(K.RECOMPUTE, Part.CORE, layer)
         yield Piece(kind, part, layer)
         if self._tensor.size > 1 and part is not Part.EMBEDDING:

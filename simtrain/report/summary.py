@@ -7,6 +7,7 @@ from typing import Any
 
 from simtrain.cost.flops import CONVENTION, hardware_flops, model_flops, naive_step_time, peak
 from simtrain.cost.memory import verdict
+from simtrain.program.demand import Memory
 from simtrain.scenario.scenario import Scenario
 from simtrain.trace.communication import communication_table
 from simtrain.trace.memory import MemoryProfile
@@ -72,7 +73,7 @@ def _memory(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[st
     ranks = trace.lowered.ranks
     return {
         "peak_bytes": verdicts[worst].needed,
-        "allocated_peak_bytes": peaks[worst][1],
+        "allocated_peak_bytes": max(held - by.get(Memory.RUNTIME, 0.0) for _, held, by in peaks),
         "capacity_bytes": profile.capacity,
         "margin_bytes": verdicts[worst].margin,
         "fits": all(one.fits for one in verdicts),

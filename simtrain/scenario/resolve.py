@@ -57,6 +57,7 @@ class _Resolver:
         stack = self._stack(accelerator)
         optimizer = self._optimizer()
         precision = self._precision(accelerator)
+        stack = stack.at(precision) if stack and precision else stack
         checks.not_modelled(spec, problems)
         given, usual_length = models.base(spec.model, problems)
         seq_len = self._seq_len(usual_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -43,6 +43,19 @@ class Attention(StrEnum):
     FLASH3 = "flash3"
     CUDNN = "cudnn"
     XLA = "xla"
+
+
+class Loss(StrEnum):
+    """How the cross entropy is computed, which decides what it holds a logit."""
+
+    IN_PLACE = "in_place"
+    """Megatron's vocabulary-parallel loss: everything in one fp32 copy of the logits."""
+    EAGER = "eager"
+    """Framework operations: log-softmax and its gradients in fp32, one tensor each."""
+    COMPILED = "compiled"
+    """Loss and gradient follow from the logits alone."""
+    CHUNKED = "chunked"
+    """As compiled, and the gradient a few tokens at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ class Stack:
     tp_grad_full_recompute: bool = True
     """Full recomputation repeats the forward's tensor-parallel collectives (Megatron)."""
     runtime_bytes: float = 0.0
-    """Context, libraries and communicator buffers a device, byte."""
+    """CUDA context and libraries a device, byte; NCCL's communicators come on top (``memory.states``)."""
     reserve_fraction: float = 0.0
     """Allocator reserve over the allocated peak."""
     fused_grad_accumulation: bool = False
@@ -107,7 +120,29 @@ class Stack:
     """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight gradient."""
     fused_linear_bias: bool = True
     """The bias of a linear layer is added in the product's epilogue."""
+    loss: Loss = Loss.IN_PLACE
+    fp32_logits: bool = False
+    """The model hands its logits over in fp32, whatever the loss."""
+    selective_ops: bool = False
+    """``recompute: selective`` is torch's by operator: attention and every other product are kept (torchtitan "op")."""
+    repeats_kv: bool = False
+    """Keys and values of grouped-query attention are repeated to all heads before the attention kernel."""
+    keeps_buckets: bool = False
+    """The reduction bucket is held all step, whatever the ZeRO stage (DeepSpeed's contiguous gradients)."""
+    fp16_grad_bytes: float = 0.0
+    """``grad_bytes`` and ``reduce_bytes`` in fp16 training, which loss scaling keeps in range; 0 = as in bf16."""
+    grad_copy_bytes: float = 0.0
+    """Bytes a parameter of a low-precision gradient that stays beside the fp32 one it is added to."""
+    gradients_to_none: bool = False
+    """Gradients are dropped after each step and made anew in the backward (PyTorch's ``zero_grad``)."""
     source: str = ""
+
+    def at(self, precision: Precision) -> Stack:
+        """The stack as it runs at a precision."""
+        if precision is not Precision.FP16 or not self.fp16_grad_bytes:
+            return self
+        half = self.fp16_grad_bytes
+        return replace(self, grad_bytes=half, reduce_bytes=half, grad_copy_bytes=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +227,7 @@ class Scenario:
         Blocks that appear in no run keep all their activations (or, with selective recomputation, all but the core's).
         """
         blocks, mode = self.stage_range(stage), self.training.recompute
-        if mode is Recompute.FULL:
+        if mode is Recompute.FULL or self.selective_ops:
             return tuple((block,) for block in blocks)
         if mode is Recompute.BLOCKS:
             return tuple((block,) for block in blocks[: self.training.recompute_layers])
@@ -220,6 +255,11 @@ class Scenario:
         if part is Part.HEAD and self.has_tied_copy:
             count += self.model.padded_vocab(tp) / tp * self.model.hidden
         return count
+
+    @property
+    def selective_ops(self) -> bool:
+        """Whether selective recomputation is torch's by operator: blocks run again without what was kept."""
+        return self.training.recompute is Recompute.SELECTIVE and self.stack.selective_ops
 
     @property
     def has_tied_copy(self) -> bool:

@@ -21,7 +21,6 @@ from simtrain.study import words
 
 REQUIRED = ("layers", "hidden", "seq_len", "devices", "accelerator", "batch")
 """What a row must state to be eligible, beside a measured value. ``batch``: global_batch, or micro_batch (and dp)."""
-FP32_ATTENTION = "unfused"
 _READ = {
     "": {"id", "cluster", "model", "training", "measured", "source", "note", "notes", "outcome"}
     | {"peak_memory", "peak_unit", "peak_metric"},
@@ -108,7 +107,8 @@ class _Reader:
         self.defaults: list[str] = []
         self.note = str(row.get("notes") or row.get("note") or "")
         framework, sharding, notes = (self.training.get(key) for key in ("framework", "sharding", "notes"))
-        self.text = " | ".join(str(part) for part in (framework, sharding, row.get("id"), self._title, notes) if part)
+        parts = (framework, sharding, row.get("id"), self._title, self.source.get("year"), notes)
+        self.text = " | ".join(str(part) for part in parts if part)
 
     @property
     def _title(self) -> str:
@@ -185,8 +185,9 @@ class _Reader:
         return value
 
     def _seq_len(self) -> int | None:
+        """Tokens a sequence; where samples are not packed, a printed length is a limit that few of them reach."""
         said = self.training.get("seq_len") or self.model.get("seq_len")
-        return int(said) if said else None
+        return int(said) if said and "unpacked" not in self.text else None
 
     def _scenario(self, name: str, accelerator: str | None) -> dict[str, Any]:
         stack = self.training.get("stack") or words.find(words.STACKS, self.text)
@@ -210,6 +211,8 @@ class _Reader:
             found["network"] = network
             match = re.match(r"(\d+)x", str(self.cluster.get("inter_node")))
             found["nics_per_machine"] = int(match[1]) if match else None
+        if accelerator in words.USUAL_NETWORKS and "network" not in found:
+            found["network"] = self._or(None, "cluster.network", words.USUAL_NETWORKS[accelerator])
         return _said(found)
 
     def _model(self) -> dict[str, Any]:
@@ -301,7 +304,7 @@ class _Reader:
         """Interleaved without a number: every layer its own chunk where the source says so, else two."""
         layers = int(self.model.get("layers") or 2 * pp)
         if "every layer its own chunk" in self._notes:
-            return max(1, -(-layers // pp))
+            return max(1, layers // pp)
         self.defaults.append("parallelism.virtual_stages")
         return min(2, max(1, layers // pp))
 

@@ -30,9 +30,10 @@ ACCELERATORS: tuple[tuple[str, str], ...] = (
 """An A800 is an A100 with fewer NVLink lanes: its memory is the same. A bare V100 of a cluster paper is the SXM2 part."""
 
 STACKS: tuple[tuple[str, str], ...] = (
+    (r"torchtitan.*2025", "torchtitan-2025"),
     (r"torchtitan.*compile", "torchtitan-2024"),
     (r"torchtitan", "torchtitan-2024-eager"),
-    (r"torchtune.*chunked|torchtune-3b-[4-9]", "torchtune-2024-chunked"),
+    (r"torchtune.*chunked|torchtune-3b-[4-9]|torchtune-3b-q?lora", "torchtune-2024-chunked"),
     (r"torchtune.*compile", "torchtune-2024-compiled"),
     (r"torchtune", "torchtune-2024"),
     (r"litgpt|lit-gpt", "litgpt-2023"),
@@ -84,6 +85,9 @@ NETWORKS: tuple[tuple[str, str], ...] = (
     (r"400gb/s", "ib_ndr"),
 )
 """``inter_node`` -> network row; a speed per node alone (800 Gb/s) names no network and takes the default."""
+
+USUAL_NETWORKS = {"H100-SXM-96GB": "ib_ndr", "RTX-4090": "eth_10", "RTX-3090": "eth_10"}
+"""Where no machine row has the accelerator and the row names no network."""
 
 SCHEDULES: tuple[tuple[str, str], ...] = (
     (r"zb-?2p|zb-?h2", "zb-h2"),

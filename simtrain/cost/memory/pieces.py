@@ -170,7 +170,8 @@ def _kept(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """Bytes that stay from forward to backward."""
     run = _run(scenario, piece.layer)
     if run:
-        return act.boundary(z) if piece.part is Part.ATTENTION and piece.layer == run[0] else 0.0
+        some = act.by_operator(z, piece.part) if scenario.selective_ops else 0.0
+        return some + (act.boundary(z) if piece.part is Part.ATTENTION and piece.layer == run[0] else 0.0)
     selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
     return _saved(scenario, z, piece) - (act.core(z) if selective else 0.0)
 
@@ -180,12 +181,16 @@ def _recomputed(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     if not _run(scenario, piece.layer):
         selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
         return act.core(z) if selective else 0.0
-    return _saved(scenario, z, piece) - (_kept(scenario, z, piece) if z.fused_norm else 0.0)
+    kept = _kept(scenario, z, piece)
+    if scenario.selective_ops:
+        return max(0.0, _saved(scenario, z, piece) - kept)
+    return _saved(scenario, z, piece) - (kept if z.fused_norm else 0.0)
 
 
 def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
     """Blocks that share the checkpoint of block ``layer``; empty where it is not recomputed."""
-    if layer < 0 or scenario.training.recompute in (Recompute.NONE, Recompute.SELECTIVE):
+    mode = scenario.training.recompute
+    if layer < 0 or mode is Recompute.NONE or (mode is Recompute.SELECTIVE and not scenario.selective_ops):
         return ()
     stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
     return next((run for run in scenario.recompute_groups(stage) if layer in run), ())

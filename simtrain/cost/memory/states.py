@@ -9,7 +9,26 @@ from __future__ import annotations
 
 from simtrain.cost.memory.activations import FP32, element_bytes
 from simtrain.program.demand import Memory
+from simtrain.scenario.hardware import AcceleratorKind
 from simtrain.scenario.scenario import Scenario, Zero
+
+
+PAIR, GROUP = 544 * 2.0**20, 688 * 2.0**20
+"""byte of device memory that an NCCL communicator of two, and of more ranks takes (NVIDIA/nccl issue 964: four A100)."""
+
+
+def communicators(scenario: Scenario) -> float:
+    """Bytes of the NCCL communicators of one device.
+
+    One for all ranks, one for each smaller group it reduces or sends in: tensor, context, data, pipeline, model (the
+    norm of the gradients), embedding. They do not share buffers (NVIDIA/nccl issues 864 and 964). XLA has none.
+    """
+    layout, world = scenario.parallelism.layout, scenario.cluster.devices
+    if scenario.cluster.accelerator.kind is not AcceleratorKind.GPU:
+        return 0.0
+    groups = [layout.tp, layout.cp, scenario.replicas, layout.pp, 2 if scenario.has_tied_copy else 1]
+    groups += [layout.tp * layout.pp] if layout.pp > 1 and layout.tp > 1 else []
+    return sum(PAIR if size == 2 else GROUP for size in [world, *(one for one in groups if one < world)] if size > 1)
 
 
 def rank_stages(scenario: Scenario, pp_rank: int) -> range:
@@ -58,7 +77,8 @@ def gradients_appear_late(scenario: Scenario) -> bool:
     PyTorch's own stacks set gradients to none after each step; with one microbatch the forward then runs without them.
     Megatron and DeepSpeed hold contiguous buffers all step.
     """
-    return scenario.stack.fp32_shards and scenario.microbatches == 1
+    stack = scenario.stack
+    return (stack.fp32_shards or stack.gradients_to_none) and scenario.microbatches == 1
 
 
 def gradients(scenario: Scenario, parameters: float) -> float:
@@ -68,7 +88,7 @@ def gradients(scenario: Scenario, parameters: float) -> float:
     """
     if gradients_appear_late(scenario):
         return 0.0
-    shard = parameters * sharded_gradient_bytes(scenario)
+    shard = parameters * (sharded_gradient_bytes(scenario) + scenario.stack.grad_copy_bytes)
     if scenario.parallelism.zero < Zero.GRADIENTS or scenario.replicas == 1:
         return shard
     whole = 0.0 if shards_gradients_at_once(scenario) else parameters * unsharded_gradient_bytes(scenario)
@@ -79,6 +99,7 @@ def bucket(scenario: Scenario, parameters: float) -> float:
     """Bytes of the bucket that gradients are copied (and cast) into for reduction; 0 where they reduce in place."""
     stack, zero = scenario.stack, scenario.parallelism.zero
     in_place = zero < Zero.GRADIENTS and stack.reduce_bytes == sharded_gradient_bytes(scenario)
+    in_place = in_place and not (stack.keeps_buckets and zero is not Zero.NONE)
     if scenario.replicas == 1 or in_place or zero is Zero.PARAMETERS:
         return 0.0
     return min(stack.bucket_bytes, parameters * stack.reduce_bytes)
@@ -99,5 +120,5 @@ def resting(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
         Memory.GRADIENTS: gradients(scenario, count),
         Memory.OPTIMIZER: count * state / (split if zero >= Zero.OPTIMIZER else 1),
         Memory.BUFFERS: bucket(scenario, count),
-        Memory.RUNTIME: stack.runtime_bytes,
+        Memory.RUNTIME: stack.runtime_bytes + communicators(scenario),
     }

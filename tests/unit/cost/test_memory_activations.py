@@ -12,7 +12,7 @@ from simtrain.program.lowered import Piece, PieceKind
 from simtrain.program.schedules import build
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import Part
-from simtrain.scenario.scenario import Attention, Recompute, Scenario, Zero
+from simtrain.scenario.scenario import Attention, Loss, Recompute, Scenario, Zero
 from tests.factories import TORCH, scenario
 
 K = PieceKind
@@ -169,8 +169,10 @@ def test_losses() -> None:
     assert bytes_a_logit() == (4, 2, 2)  # Megatron, in place
     assert bytes_a_logit(precision=Precision.FP32) == (4, 0, 0)
     assert bytes_a_logit(stack=TORCH) == (4, 6, 8)  # log-softmax and its two gradients, all fp32
-    assert bytes_a_logit(stack=TORCH, compiled=True, host_seconds_per_op=5e-6) == (4, 6, 8)  # blocks compiled, not loss
-    assert bytes_a_logit(stack=TORCH, compiled=True) == (2, 0, 2)  # whole graph
+    assert bytes_a_logit(stack=TORCH, compiled=True) == (4, 6, 8)  # blocks compiled, not loss
+    assert bytes_a_logit(stack=TORCH, loss=Loss.COMPILED) == (2, 0, 2)
+    assert bytes_a_logit(stack=TORCH, loss=Loss.COMPILED, fp32_logits=True) == (4, 0, 4)
+    assert bytes_a_logit(stack=TORCH, loss=Loss.CHUNKED) == (2, 0, (2 + 4) / 8)  # torchtune: eight chunks
 
 
 def test_autocast_keeps_fp32_norm_inputs_and_cast_weights() -> None:
