@@ -4,7 +4,7 @@ Two forms are read, those of ``scenarios/published/*.yaml``: a training run (sec
 measured, source``) and a memory case (``peak_memory, peak_unit, peak_metric, outcome`` beside ``cluster, model,
 training``). Keys that are not known are counted and left alone. Null is unknown and takes the documented default:
 
-tp, pp, cp, ep 1; dp the devices that are left; vocab 50,257 (gpt), 32,000 (llama); heads hidden / 128; sharding
+tp, pp, cp, ep 1; dp the devices that are left; vocab 50,257 (gpt), 32,000 (llama); heads of 128 (96, 64, 32 where tp asks for more); sharding
 words (FSDP, full shard) mean ZeRO-3, else no ZeRO; accumulation 1, with a pipeline two rounds of microbatches; recompute
 none; everything else as a scenario file without the key.
 """
@@ -230,7 +230,9 @@ class _Reader:
         elif family == "moe":
             found["family"] = "llama"
         if found.get("hidden") and not found.get("heads"):
-            found["heads"] = self._or(None, "model.heads", max(1, found["hidden"] // 128))
+            tp = self.training.get("tp") or 1
+            sizes_of_heads = (size for size in (128, 96, 64, 32) if found["hidden"] % (size * tp) == 0)
+            found["heads"] = self._or(None, "model.heads", found["hidden"] // next(sizes_of_heads, 128))
         if not found.get("vocab"):
             found["vocab"] = self._or(None, "model.vocab", {"llama": 32000, "bert": 30522, "t5": 32128}.get(family, 50257))
         if family == "bert":

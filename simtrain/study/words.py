@@ -86,7 +86,7 @@ NETWORKS: tuple[tuple[str, str], ...] = (
 )
 """``inter_node`` -> network row; a speed per node alone (800 Gb/s) names no network and takes the default."""
 
-USUAL_NETWORKS = {"H100-SXM-96GB": "ib_ndr", "RTX-4090": "eth_10", "RTX-3090": "eth_10"}
+USUAL_NETWORKS = {"H100-SXM-96GB": "ib_ndr", "H800-SXM-80GB": "ib_ndr", "RTX-4090": "eth_10", "RTX-3090": "eth_10"}
 """Where no machine row has the accelerator and the row names no network."""
 
 SCHEDULES: tuple[tuple[str, str], ...] = (
