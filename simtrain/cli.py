@@ -278,7 +278,9 @@ def _read_grid(path: Path) -> Program:
 
 @app.command(epilog="Example: simtrain validate --report reports/memory.md")
 def validate(
-    tables: Annotated[list[Path] | None, typer.Argument(metavar="[TABLE...]", help="Default: the shipped ones.")] = None,
+    tables: Annotated[
+        list[Path] | None, typer.Argument(metavar="[TABLE...]", help="Default: the shipped ones.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on standard output.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page (Markdown) with a plot.")] = None,
     specs: Specs = None,

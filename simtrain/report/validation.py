@@ -73,7 +73,9 @@ def page(document: Mapping[str, Any], *, title: str, figure: str = "") -> str:
         metric, kind = row["metric"], row["peak_kind"]
         values = " | ".join(_value(metric, row[key]) for key in ("measured", "predicted"))
         what = f"{metric.replace('_', ' ')}, {kind}" if kind else metric.replace("_", " ")
-        lines.append(f"| {row['id']} | {what} | {values} | {100 * row['error']:+.1f} % | {', '.join(row['defaults'])} |")
+        lines.append(
+            f"| {row['id']} | {what} | {values} | {100 * row['error']:+.1f} % | {', '.join(row['defaults'])} |"
+        )
     if document["refused"]:
         lines += ["", "| refused row | why |", "|---|---|"]
         lines += [f"| {one['id']} | {' '.join(one['why'].split())} |" for one in document["refused"]]
@@ -104,7 +106,9 @@ def scatter(document: Mapping[str, Any], metric: str = "peak_memory") -> Figure:
     ends = (0.8 * min(values), 1.2 * max(values))
     axes.plot(ends, ends, color=INK, linewidth=1, label="equal")
     unit = "GiB" if metric == "peak_memory" else "s" if metric == "step_time" else "fraction"
-    axes.set(xscale="log", yscale="log", xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})", xlim=ends, ylim=ends)
+    axes.set(
+        xscale="log", yscale="log", xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})", xlim=ends, ylim=ends
+    )
     axes.set_title(metric.replace("_", " "))
     axes.legend(frameon=False)
     return figure

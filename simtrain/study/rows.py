@@ -234,7 +234,9 @@ class _Reader:
             sizes_of_heads = (size for size in (128, 96, 64, 32) if found["hidden"] % (size * tp) == 0)
             found["heads"] = self._or(None, "model.heads", found["hidden"] // next(sizes_of_heads, 128))
         if not found.get("vocab"):
-            found["vocab"] = self._or(None, "model.vocab", {"llama": 32000, "bert": 30522, "t5": 32128}.get(family, 50257))
+            found["vocab"] = self._or(
+                None, "model.vocab", {"llama": 32000, "bert": 30522, "t5": 32128}.get(family, 50257)
+            )
         if family == "bert":
             found["encoder_layers"] = found.get("layers")
         if said.get("name"):
@@ -282,7 +284,9 @@ class _Reader:
         axes = {axis: self._or(said.get(axis), f"parallelism.{axis}", 1) for axis in ("tp", "pp", "cp", "ep")}
         zero = said.get("zero") if said.get("zero") is not None else said.get("zero_stage")
         if zero is None:
-            sharded = re.search(r"fsdp|full[ _]shard|zero-?3", f"{said.get('sharding')} {said.get('framework')}".lower())
+            sharded = re.search(
+                r"fsdp|full[ _]shard|zero-?3", f"{said.get('sharding')} {said.get('framework')}".lower()
+            )
             zero = self._or(None, "parallelism.zero", 3 if sharded and self._dp() > 1 else None)
         label = re.search(r"schedule (?:label )?([\w-]+)", self._notes)
         schedule = words.find(words.SCHEDULES, label[1] if label else said.get("pipeline_schedule"))

@@ -192,3 +192,21 @@ def test_backward_transient_is_gradients_of_activations() -> None:
     """MLP: gradients of output (2 h), of down input and GeLU input (8 h each): 18 s b h bytes."""
     transient = dict(piece_memory(scenario(), Piece(K.BACKWARD, Part.MLP, 0))[2])
     assert transient == {Memory.WORKSPACE: 18 * S * 1024}
+
+
+def test_operator_level_checkpointing_keeps_attention_and_every_other_product() -> None:
+    """torchtitan's "op" policy on Llama-3 8B: block input, q, v, attention (with its fp32 statistics), gate, down."""
+    llama = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "gated_mlp": True}
+    bare = {**llama, "dropout": False, "bias": False, "rms_norm": True, "attention": Attention.FLASH2, "seq_len": S}
+    op = scenario(**bare, recompute=Recompute.SELECTIVE, selective_ops=True)
+    token = 2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4096 + 4 * 32 + 2 * 14336 + 2 * 4096
+    assert block(op) == S * token
+    restored = sum(kept(op, K.RECOMPUTE, part) for part in (Part.ATTENTION, Part.MLP))
+    plain = scenario(**bare)
+    assert block(op) < block(plain) <= block(op) + restored
+
+
+def test_repeated_keys_and_values_are_kept_at_full_width() -> None:
+    grouped = {"heads": 16, "kv_heads": 4, "head_dim": 64, "attention": Attention.FLASH2}
+    extra = block(scenario(**grouped, repeats_kv=True)) - block(scenario(**grouped))
+    assert extra == 2 * 2 * S * (16 - 4) * 64
