@@ -12,7 +12,6 @@ from simtrain.program.demand import Memory
 from simtrain.scenario.hardware import AcceleratorKind
 from simtrain.scenario.scenario import Scenario, Zero
 
-
 PAIR, GROUP = 544 * 2.0**20, 688 * 2.0**20
 """byte of device memory that an NCCL communicator of two, and of more ranks takes (NVIDIA/nccl issue 964: four A100)."""
 
