@@ -4,9 +4,9 @@ Two forms are read, those of ``scenarios/published/*.yaml``: a training run (sec
 measured, source``) and a memory case (``peak_memory, peak_unit, peak_metric, outcome`` beside ``cluster, model,
 training``). Keys that are not known are counted and left alone. Null is unknown and takes the documented default:
 
-tp, pp, cp, ep 1; dp the devices that are left; vocab 50,257 (gpt), 32,000 (llama); heads of 128 (96, 64, 32 where tp asks for more); sharding
-words (FSDP, full shard) mean ZeRO-3, else no ZeRO; accumulation 1, with a pipeline two rounds of microbatches; recompute
-none; everything else as a scenario file without the key.
+tp, pp, cp, ep 1; dp the devices that are left; vocab 50,257 (gpt), 32,000 (llama); heads of 128 (96, 64, 32 where tp
+asks for more); sharding words (FSDP, full shard) mean ZeRO-3, else no ZeRO; accumulation 1, with a pipeline two rounds
+of microbatches; recompute none; everything else as a scenario file without the key.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ACCELERATORS: tuple[tuple[str, str], ...] = (
     (r"l40s", "L40S"),
     (r"\bt4\b", "T4"),
 )
-"""An A800 is an A100 with fewer NVLink lanes: its memory is the same. A bare V100 of a cluster paper is the SXM2 part."""
+"""An A800 is an A100 with fewer NVLink lanes: its memory is the same. A bare V100 is the 32 GB SXM2 part."""
 
 STACKS: tuple[tuple[str, str], ...] = (
     (r"torchtitan.*2025", "torchtitan-2025"),

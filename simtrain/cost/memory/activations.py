@@ -165,8 +165,8 @@ def by_operator(z: Sizes, part: Part) -> float:
     """What torch's operator-level selective checkpointing keeps of a sub-layer beside the block's input.
 
     torchtitan's "op" policy (``_save_list`` of its ``parallelize_llama``): the results of attention (with its
-    log-sum-exp) and of every matrix product but each second one, counted through the block: of Llama's q, k, v, o, gate,
-    up, down those of q, v, gate and down.
+    log-sum-exp) and of every matrix product but each second one, counted through the block: of Llama's q, k, v, o,
+    gate, up, down those of q, v, gate and down.
     """
     wide = z.element * z.tokens
     attention = [z.query, z.projected, z.projected] if z.separate_qkv else [z.query + 2 * z.projected]

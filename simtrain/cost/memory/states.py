@@ -13,7 +13,7 @@ from simtrain.scenario.hardware import AcceleratorKind
 from simtrain.scenario.scenario import Scenario, Zero
 
 PAIR, GROUP = 544 * 2.0**20, 688 * 2.0**20
-"""byte of device memory that an NCCL communicator of two, and of more ranks takes (NVIDIA/nccl issue 964: four A100)."""
+"""byte that an NCCL communicator of two, and of more ranks takes (NVIDIA/nccl issue 964: four A100)."""
 
 
 def communicators(scenario: Scenario) -> float:
