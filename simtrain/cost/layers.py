@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from simtrain.cost import adapters, fp8
 from simtrain.cost.ops import FusedAttention, MatMul, Op, Sweep
 from simtrain.scenario.hardware import AcceleratorKind, Precision
 from simtrain.scenario.model import BlockKind, Family, Part
@@ -67,15 +68,16 @@ class Shapes:
 
 def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int) -> Iterator[Op]:
     """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included."""
-    fp8 = c.linear is Precision.FP8
-    in_bytes = 1.0 if fp8 else c.e
+    narrow = c.linear is Precision.FP8
+    in_bytes = 1.0 if narrow else c.e
     if which is Pass.FORWARD:
-        if fp8:  # quantise the input and its transpose for wgrad
-            yield Sweep(tokens * inp * (c.e + 2.0), 2.0)
+        if narrow:
+            yield from fp8.cast(c, tokens * inp)
+            yield from fp8.weight_cast(c, out * inp)
         yield MatMul(tokens, out, inp, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     elif which is Pass.INPUT_GRAD:
-        if fp8:
-            yield Sweep(tokens * out * (c.e + 2.0), 2.0)
+        if narrow:
+            yield from fp8.cast(c, tokens * out)
         yield MatMul(tokens, inp, out, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     else:
         yield from _weight_grad(c, c.linear, tokens, out, inp, in_bytes)
@@ -310,7 +312,7 @@ _PARTS: dict[Part, Callable[[Shapes, Pass, BlockKind], Iterator[Op]]] = {
 }
 
 
-def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
+def ops(c: Shapes, which: Pass, part: Part, block: BlockKind, *, frozen: bool = False) -> tuple[Op, ...]:
     """Ops of one part of the model on one rank for one microbatch.
 
     Parameters
@@ -323,10 +325,13 @@ def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
         EMBEDDING, ATTENTION, CORE, CROSS_ATTENTION, MLP or HEAD.
     block
         Kind of block; it decides the mask.
+    frozen
+        The part's own weights get no gradient; adapters beside them may.
 
     Raises
     ------
     KeyError
         For a part that computes nothing.
     """
-    return tuple(_PARTS[part](c, which, block))
+    own = () if frozen and which is Pass.WEIGHT_GRAD else _PARTS[part](c, which, block)
+    return (*own, *adapters.ops(c, which, part))

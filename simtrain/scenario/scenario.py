@@ -10,6 +10,7 @@ from typing import Any
 from simtrain.scenario.hardware import Cluster, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import BlockKind, Model, Part
+from simtrain.scenario.tuning import Fp8, Fp8Kernels, Offload, Trainable, adapter_parameters
 
 
 class Recompute(StrEnum):
@@ -58,6 +59,15 @@ class Optimizer:
     """HBM bytes moved a parameter in one step of the optimizer, mixed precision, gradients and weights included."""
     launches: float
     """Kernel launches a step for each parameter tensor (0.0 = fused multi-tensor, negligible)."""
+    temporary_bytes: float = 0.0
+    """Bytes a parameter that the step holds beside the state (foreach kernels write whole intermediate lists)."""
+    quantised_state: bool = False
+    """State keeps its own 8-bit format whatever the parameters'; else moments of 16-bit parameters without a master
+    copy are 16-bit too."""
+    newton_schulz: float = 0.0
+    """Newton-Schulz iterations a step on every matrix inside blocks (Muon)."""
+    vector_state_bytes: float = 0.0
+    """State of what is no matrix inside a block, which such a row leaves to AdamW; read with ``newton_schulz``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,10 @@ class Stack:
     """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight gradient."""
     fused_linear_bias: bool = True
     """The bias of a linear layer is added in the product's epilogue."""
+    fp8: Fp8Kernels = Fp8Kernels.NONE
+    """Library of fp8 linear layers."""
+    low_precision: bool = False
+    """Weights, gradients and moments all stay in the 16-bit format: no fp32 copy anywhere (torchtune, lit-gpt)."""
     source: str = ""
 
 
@@ -125,6 +139,12 @@ class Training:
     """k of ``EVERY``, n of ``BLOCKS``."""
     sync_every_microbatch: bool = False
     """Gradients reduce after every microbatch (accumulation without no-sync)."""
+    fp8: Fp8 | None = None
+    """Recipe where ``precision`` is fp8."""
+    trainable: Trainable = field(default_factory=Trainable)
+    offload: Offload = field(default_factory=Offload)
+    optimizer_in_backward: bool = False
+    """Each unit is updated, and its gradient freed, as soon as its gradient is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +240,29 @@ class Scenario:
         if part is Part.HEAD and self.has_tied_copy:
             count += self.model.padded_vocab(tp) / tp * self.model.hidden
         return count
+
+    def adapter_parameters(self, part: Part, layer: int) -> float:
+        """Low-rank adapter parameters of a part on one tensor rank; 0 without LoRA."""
+        lora = self.training.trainable.lora
+        return adapter_parameters(lora, self.model, part, self.parallelism.layout.tp) if lora else 0.0
+
+    def trainable_parameters(self, part: Part, layer: int) -> float:
+        """Parameters of a part on one tensor rank that get a gradient and optimizer state."""
+        own = 0.0 if self.training.trainable.is_frozen(part, layer) else self.part_parameters(part, layer)
+        return own + self.adapter_parameters(part, layer)
+
+    def has_backward(self, part: Part, layer: int) -> bool:
+        """Whether a gradient reaches a part: it, or a part before it in the model, is trained."""
+        trainable = self.training.trainable
+        if trainable.everything or trainable.is_trained(Part.EMBEDDING, -1):
+            return True
+        for stage in range(self.stages):
+            for other in self.parts(stage):
+                if trainable.is_trained(*other):
+                    return True
+                if other == (part, layer):
+                    return False
+        return False
 
     @property
     def has_tied_copy(self) -> bool:
