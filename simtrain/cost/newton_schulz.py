@@ -22,7 +22,7 @@ def iteration(rows: int, columns: int, precision: Precision) -> Iterator[Op]:
 
 
 def block(model: Model, iterations: float, precision: Precision) -> Iterator[Op]:
-    """Products of all matrices of one block, unsharded: ranks that hold shards gather the matrices they orthogonalise."""
+    """Products of all matrices of one block, unsharded: a rank that holds shards gathers what it orthogonalises."""
     for part in (Part.ATTENTION, Part.MLP):
         for out, inp in linear_shapes(model, part, 1).values():
             for _ in range(round(iterations)):

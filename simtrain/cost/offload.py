@@ -7,6 +7,7 @@ of what they have in common: the links between CPUs and accelerators, RAM bandwi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from simtrain.cost.memory import states
 from simtrain.cost.memory.activations import FP32
@@ -41,8 +42,6 @@ class Host:
     """RAM traffic of an optimizer step."""
     nvme: float
     """Drives, either direction; 0 = none."""
-    devices: int
-    ram_bytes: float
 
     @staticmethod
     def of(cluster: Cluster, nvme_bandwidth: float) -> Host:
@@ -53,7 +52,7 @@ class Host:
         links = min(machine.host_links or machine.devices, devices)
         ram = ram_bandwidth(machine) / devices
         link = COPY_FRACTION * cluster.accelerator.host_bandwidth * links / devices
-        return Host(min(link, ram), CPU_STEP_FRACTION * ram, nvme_bandwidth / devices, devices, machine.ram_bytes)
+        return Host(min(link, ram), CPU_STEP_FRACTION * ram, nvme_bandwidth / devices)
 
 
 def ram_bandwidth(machine: Machine) -> float:
@@ -64,8 +63,8 @@ def ram_bandwidth(machine: Machine) -> float:
 def moved_bytes(scenario: Scenario, piece: Piece) -> float:
     """Bytes of one transfer between device and host.
 
-    FSDP moves its fp32 shards and casts on the device; other stacks move 16-bit weights (Ren 2021, section 3: 2 bytes of
-    gradient out and 2 of weight in a parameter and step).
+    FSDP moves its fp32 shards and casts on the device; other stacks move 16-bit weights (Ren 2021, section 3: 2 bytes
+    of gradient out and 2 of weight in, a parameter and step).
     """
     if piece.part is Part.SAVED:
         return saved_bytes(scenario, piece.layer)
@@ -100,7 +99,7 @@ def step_seconds(scenario: Scenario, elements: float, host: Host) -> float:
 def host_bytes(scenario: Scenario, pp_rank: int) -> dict[str, float]:
     """Bytes of RAM (or drives) that one device of a pipeline rank needs on its host, by what they hold.
 
-    A host that steps 32-bit weights of which the device holds its own copy keeps another one (torchao CPUOffloadOptimizer).
+    A host that steps 32-bit weights of which the device holds a copy keeps another (torchao CPUOffloadOptimizer).
     """
     offload = scenario.training.offload
     found: dict[str, float] = {}
@@ -134,3 +133,33 @@ def _activations(scenario: Scenario, pp_rank: int) -> float:
 
 def _saved(scenario: Scenario, stage: int) -> list[float]:
     return [saved_bytes(scenario, run[0]) for run in saved_runs(scenario, stage)]
+
+
+def host_memory(scenario: Scenario) -> dict[str, Any] | None:
+    """What offloading needs of one machine's host; ``None`` where nothing leaves the device.
+
+    Every device of the machine is taken for the neediest pipeline rank. What lives on drives needs no RAM.
+
+    Returns
+    -------
+    dict
+        ``machine``, ``by_category`` (byte of all its devices), ``needed_bytes`` of RAM, ``nvme_bytes``,
+        ``capacity_bytes`` and ``fits``.
+    """
+    offload, machine = scenario.training.offload, scenario.cluster.host
+    if not offload.active or machine is None:
+        return None
+    devices = min(scenario.cluster.devices, scenario.cluster.devices_per_machine)
+    each = [host_bytes(scenario, rank) for rank in range(scenario.parallelism.layout.pp)]
+    worst = {kind: devices * count for kind, count in max(each, key=lambda one: sum(one.values())).items()}
+    on_drives = [kind for kind in ("parameters", "optimizer") if getattr(offload, kind) is Place.NVME]
+    drives = sum(worst.get(kind, 0.0) for kind in on_drives)
+    needed = sum(worst.values()) - drives
+    return {
+        "machine": machine.name,
+        "by_category": worst,
+        "needed_bytes": needed,
+        "nvme_bytes": drives,
+        "capacity_bytes": machine.ram_bytes,
+        "fits": needed <= machine.ram_bytes,
+    }

@@ -7,6 +7,7 @@ from typing import Any
 
 from simtrain.cost.flops import CONVENTION, hardware_flops, model_flops, naive_step_time, peak
 from simtrain.cost.memory import verdict
+from simtrain.cost.offload import host_memory
 from simtrain.scenario.scenario import Scenario
 from simtrain.trace.communication import communication_table
 from simtrain.trace.memory import MemoryProfile
@@ -32,7 +33,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
     cluster, step = scenario.cluster, trace.step_time
     rate = scenario.tokens / step
     budget = cluster.devices * peak(scenario) * step
-    memory = _memory(scenario, trace, profile)
+    memory, host = _memory(scenario, trace, profile), host_memory(scenario)
     executed = hardware_flops(trace.lowered, trace.demands, trace.sim_rank, trace.task)
     return {
         "scenario": scenario.name,
@@ -51,8 +52,9 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "hfu_formula": "matrix FLOPs executed, recomputation included / (devices x dense peak x step time)",
         "naive_step_time_s": naive_step_time(scenario, executed),
         "measured": _measured(scenario, step),
-        "fits": memory["fits"],
+        "fits": memory["fits"] and (host is None or host["fits"]),
         "memory": memory,
+        "host_memory": host,
         "time": summarise_time(time_split(trace)),
         "communication": communication_table(trace, inside=cluster.scale_up.name, between=cluster.scale_out.name),
         "binds": binds(trace, matrix_peak=peak(scenario), memory_bandwidth=cluster.accelerator.memory_bandwidth),
@@ -60,7 +62,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "stages": scenario.stages,
         "simulated_ranks": len(trace.lowered.ranks),
         "tasks": len(trace.end),
-        "warnings": _warnings(scenario, memory),
+        "warnings": _warnings(scenario, memory, host),
     }
 
 
@@ -108,10 +110,13 @@ def _measured(scenario: Scenario, step: float) -> dict[str, Any] | None:
     }
 
 
-def _warnings(scenario: Scenario, memory: Mapping[str, Any]) -> list[str]:
+def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, Any] | None) -> list[str]:
     found = []
     if not memory["fits"]:
         found.append(f"does not fit: {-memory['margin_bytes'] / 2**30:.1f} GiB over on rank {memory['peak_rank']}")
+    if host and not host["fits"]:
+        over = (host["needed_bytes"] - host["capacity_bytes"]) / 2**30
+        found.append(f"does not fit in the RAM of a {host['machine']}: {over:.1f} GiB over")
     if scenario.cluster.network_is_default and scenario.cluster.machines > 1:
         found.append(f"network between machines not given: {scenario.cluster.network_name} assumed")
     return found

@@ -152,7 +152,7 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
         freed = held * (scenario.replicas if zero is Zero.OPTIMIZER else 1) if late else 0.0
         transient = {
             Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario),
-            Memory.WORKSPACE: piece.elements * scenario.training.optimizer.temporary_bytes,
+            Memory.WORKSPACE: piece.elements * states.temporary_bytes(scenario),
         }
         return {}, {Memory.GRADIENTS: freed}, transient
     if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
@@ -168,9 +168,8 @@ def _transfer(scenario: Scenario, piece: Piece) -> _Deltas:
     zero, offload = scenario.parallelism.zero, scenario.training.offload
     if piece.part is Part.SAVED:
         count = saved_bytes(scenario, piece.layer)
-        return (
-            ({}, {Memory.ACTIVATIONS: count}, {}) if piece.kind is K.TO_HOST else ({Memory.ACTIVATIONS: count}, {}, {})
-        )
+        moved = {Memory.ACTIVATIONS: count}
+        return ({}, moved, {}) if piece.kind is K.TO_HOST else (moved, {}, {})
     if piece.kind is K.TO_HOST:
         copies = scenario.replicas if zero is Zero.OPTIMIZER else 1
         held = piece.elements * copies * states.sharded_gradient_bytes(scenario)

@@ -53,8 +53,8 @@ def holds_fp32_weights(scenario: Scenario) -> bool:
 def fp8_copies(scenario: Scenario) -> float:
     """Bytes of fp8 weight that stay beside, or instead of, the 16-bit weight of a linear layer.
 
-    Transformer Engine keeps the copies that the forward and the input gradient read. Scaled a tensor at a time the second
-    is a transpose, which Blackwell's products do not need; block scales differ by direction, so both exist everywhere.
+    Transformer Engine keeps the copies that the forward and the input gradient read. Scaled a tensor at a time the
+    second is a transpose, which Blackwell's products do not need; block scales differ by direction: always two.
     """
     fp8 = scenario.training.fp8
     if fp8 is None or scenario.stack.fp8 is not Fp8Kernels.TRANSFORMER_ENGINE:
@@ -105,7 +105,7 @@ def _block(scenario: Scenario, layer: int) -> tuple[tuple[Part, int], ...]:
 def state_bytes(scenario: Scenario, part: Part, layer: int) -> float:
     """Bytes of optimizer state of a part on one tensor rank before sharding, a master copy included.
 
-    Moments have the format of the parameters that they belong to unless the row stores its own (torch.optim: zeros_like).
+    Moments have the format of their parameters unless the row stores its own (torch.optim: ``zeros_like``).
     """
     row, stack = scenario.training.optimizer, scenario.stack
     count = scenario.trainable_parameters(part, layer)
@@ -116,6 +116,12 @@ def state_bytes(scenario: Scenario, part: Part, layer: int) -> float:
     if stack.low_precision:
         return moments if row.quantised_state else moments / 2
     return moments + count * row.master_bytes
+
+
+def temporary_bytes(scenario: Scenario) -> float:
+    """Bytes a parameter that the step of the optimizer holds for a moment beside state and gradients."""
+    narrow = scenario.stack.low_precision and element_bytes(scenario.training.precision) < FP32
+    return scenario.training.optimizer.temporary_bytes / (2 if narrow else 1)
 
 
 def unsharded_gradient_bytes(scenario: Scenario) -> float:

@@ -276,8 +276,6 @@ def test_not_modelled_yet(tmp_path: Path, line: str, said: str) -> None:
         ("cluster.degraded=[3]", "cluster.degraded"),
         ("model.experts=8", "model.experts"),
         ("model.op_table=x.csv", "model.op_table"),
-        ("training.trainable={lora: 8}", "training.trainable"),
-        ("training.offload={optimizer: cpu}", "training.offload"),
     ],
 )
 def test_not_modelled_yet_in_an_override(tmp_path: Path, override: str, key: str) -> None:
