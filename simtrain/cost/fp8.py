@@ -38,6 +38,16 @@ def cast(c: Shapes, elements: float) -> Iterator[Op]:
     yield Sweep((c.e + written) * elements)
 
 
+def norm_casts(c: Shapes) -> bool:
+    """Whether norms write their output in fp8, in two layouts that together have the bytes of a 16-bit tensor.
+
+    Transformer Engine ``LayerNormLinear``; the scale must be known beforehand (delayed) or local (mxfp8).
+    """
+    fp8, stack = c.scenario.training.fp8, c.scenario.stack
+    known = fp8 is not None and fp8.recipe in (Fp8Recipe.DELAYED, Fp8Recipe.MXFP8)
+    return known and stack.fp8 is Fp8Kernels.TRANSFORMER_ENGINE and stack.fused_norm
+
+
 def weight_cast(c: Shapes, elements: float) -> Iterator[Op]:
     """Quantise a weight for a forward: once a step where copies are kept, at every use elsewhere, never if primary."""
     fp8, stack = c.scenario.training.fp8, c.scenario.stack

@@ -66,13 +66,17 @@ class Shapes:
         )
 
 
-def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int) -> Iterator[Op]:
-    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included."""
+def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int, *, normed: bool = False) -> Iterator[Op]:
+    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included.
+
+    ``normed``: the input comes straight from a norm, which may write it in fp8.
+    """
     narrow = c.linear is Precision.FP8
     in_bytes = 1.0 if narrow else c.e
     if which is Pass.FORWARD:
         if narrow:
-            yield from fp8.cast(c, tokens * inp)
+            if not (normed and fp8.norm_casts(c)):
+                yield from fp8.cast(c, tokens * inp)
             yield from fp8.weight_cast(c, out * inp)
         yield MatMul(tokens, out, inp, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     elif which is Pass.INPUT_GRAD:
@@ -240,10 +244,10 @@ def _attention(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) ->
     kv_width = 2 * max(1, model.kv_heads // c.tp) * model.head_dim
     yield from _norm(c, which, model.hidden)
     if cross:  # queries from the decoder, keys and values from the encoder's output
-        yield from _linear(c, which, c.tokens, width, model.hidden)
+        yield from _linear(c, which, c.tokens, width, model.hidden, normed=True)
         yield from _linear(c, which, c.tokens, kv_width, model.hidden)
     else:
-        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden)
+        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden, normed=True)
     yield from _qkv_extras(c, which, width + kv_width)
     yield from core(c, which, block, cross)
     yield from _linear(c, which, c.tokens, model.hidden, width)
@@ -254,7 +258,7 @@ def _mlp(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     model = c.scenario.model
     width = model.ffn_hidden // c.tp
     yield from _norm(c, which, model.hidden)
-    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden)
+    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden, normed=True)
     yield from _activation(c, which, width)
     yield from _linear(c, which, c.tokens, model.hidden, width)
     yield from _residual(c, which)

@@ -16,6 +16,7 @@ from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Scenario, Zero
+from simtrain.scenario.tuning import Fp8Kernels
 
 K = PieceKind
 
@@ -123,7 +124,7 @@ class Pricer:
         weight = piece.kind in (K.BACKWARD, K.WEIGHT_GRAD) and piece.part in (Part.ATTENTION, Part.MLP, Part.HEAD)
         if not weight or not self.scenario.parallelism.sequence_parallel or tp == 1:
             return 0.0
-        payload = c.e * c.tokens * self.scenario.model.hidden
+        payload = self._gather_bytes(piece.part) * c.tokens * self.scenario.model.hidden
         transfer = collectives.collective(K.ALL_GATHER, payload, self._tensor_span(), self.scenario.cluster)
         return self._beside_product(transfer, ops)
 
@@ -209,7 +210,17 @@ class Pricer:
             return states.gathered_bytes(scenario, piece.layer) * piece.elements, 1
         if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
             return 4.0 * c.tokens, _LOSS_CALLS
-        return c.e * c.tokens * scenario.model.hidden, 1
+        width = self._gather_bytes(piece.part) if piece.kind is K.ALL_GATHER else c.e
+        return width * c.tokens * scenario.model.hidden, 1
+
+    def _gather_bytes(self, part: Part) -> float:
+        """Bytes an element of what sequence parallelism gathers for a product: fp8 where the cast comes first.
+
+        Transformer Engine casts inputs and output gradients of linear layers before it gathers them.
+        """
+        inner = part in (Part.ATTENTION, Part.CROSS_ATTENTION, Part.MLP)
+        narrow = self.scenario.training.fp8 is not None and self.scenario.stack.fp8 is Fp8Kernels.TRANSFORMER_ENGINE
+        return 1.0 if inner and narrow else self.shapes.e
 
     def _collective(self, piece: Piece) -> _Price:
         payload, calls = self._payload(piece)
