@@ -22,12 +22,13 @@ from simtrain.scenario.scenario import Scenario
 from simtrain.scenario.tuning import Place
 
 COPY_FRACTION = 0.8
-"""Of the PCIe rate, by a large copy of pinned memory (12 of 15.75 GB/s: Rajbhandari 2021, ZeRO-Infinity, Fig. 2b)."""
+"""Of the PCIe rate, by a large copy of pinned memory (12 of 15.75 GB/s: Rajbhandari 2021, ZeRO-Infinity, Fig. 2b,
+recalled, not opened)."""
 COPY_SECONDS = 10e-6
 """A copy call and its start (known from use, not measured here)."""
 CPU_STEP_FRACTION = 0.46
 """Of RAM bandwidth, by the vectorised Adam of DeepSpeed: 10 B parameters in 2.57 s, 30 bytes each, on a DGX-2's
-256 GB/s (Ren 2021, ZeRO-Offload, Table 4; 1 B in 0.22 s would give 0.53, 8 B in 2.41 s 0.39)."""
+256 GB/s (Ren 2021, ZeRO-Offload, Table 4, recalled, not opened; 1 B in 0.22 s would give 0.53, 8 B in 2.41 s 0.39)."""
 RAM_BANDWIDTH_A_CORE = 5e9
 """byte/s of RAM that comes with a core where a machine's row does not say (DGX-2: 256 GB/s for 48 cores)."""
 
