@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from simtrain.cost.compute import matrix_peak
 from simtrain.program.demand import Demand
 from simtrain.program.lowered import Lowered
-from simtrain.scenario.model import BlockKind, Family, Model
+from simtrain.scenario.model import BlockKind, Family, Model, Part
 from simtrain.scenario.scenario import Scenario
+from simtrain.scenario.tuning import adapter_parameters, linear_shapes
 
 CONVENTION = (
     "model FLOPs / (devices x dense peak x step time); attention in full, "
@@ -39,12 +41,35 @@ def model_flops(scenario: Scenario) -> float:
     Returns
     -------
     float
-        FLOP. Attention counts in full, whatever the mask; nothing that is recomputed counts.
+        FLOP. Attention counts in full, whatever the mask; nothing that is recomputed counts, nor do gradients that
+        frozen weights do without.
     """
     model, seq_len = scenario.model, scenario.training.seq_len
+    if not scenario.training.trainable.everything:
+        return scenario.tokens * tuned_flops(scenario)
     head = 2.0 * model.hidden * model.vocab + (2.0 * model.hidden**2 if model.family is Family.BERT else 0.0)
     blocks = sum(block_flops(model, layer, seq_len) for layer in range(model.layers))
     return 3.0 * scenario.tokens * (blocks + head)
+
+
+def tuned_flops(scenario: Scenario) -> float:
+    """FLOPs a token and step where parts are frozen: 2 an element forward, 2 for the input gradient where one passes,
+    2 for the weight gradient where the weight is trained; adapters 6 a parameter.
+    """
+    model, trainable, seq_len = scenario.model, scenario.training.trainable, scenario.training.seq_len
+    keys = min(seq_len, model.sliding_window) if model.sliding_window else seq_len
+    total = 0.0
+    for stage in range(scenario.stages):
+        for part, layer in scenario.parts(stage):
+            matrices = linear_shapes(replace(model, vocab_multiple=1), part, 1).values()
+            back = scenario.has_backward(part, layer)
+            passes = 1 + back + (back and not trainable.is_frozen(part, layer))
+            total += 2.0 * passes * sum(out * inp for out, inp in matrices)
+            if trainable.lora:
+                total += 6.0 * adapter_parameters(trainable.lora, model, part, 1)
+            if part in (Part.ATTENTION, Part.CROSS_ATTENTION):
+                total += 4.0 * (1 + 2 * back) * keys * model.heads * model.head_dim
+    return total
 
 
 def hardware_flops(

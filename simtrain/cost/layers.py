@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from simtrain.cost import adapters, fp8
 from simtrain.cost.ops import FusedAttention, MatMul, Op, Sweep
 from simtrain.scenario.hardware import AcceleratorKind, Precision
 from simtrain.scenario.model import BlockKind, Family, Part
@@ -65,17 +66,22 @@ class Shapes:
         )
 
 
-def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int) -> Iterator[Op]:
-    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included."""
-    fp8 = c.linear is Precision.FP8
-    in_bytes = 1.0 if fp8 else c.e
+def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int, *, normed: bool = False) -> Iterator[Op]:
+    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included.
+
+    ``normed``: the input comes straight from a norm, which may write it in fp8.
+    """
+    narrow = c.linear is Precision.FP8
+    in_bytes = 1.0 if narrow else c.e
     if which is Pass.FORWARD:
-        if fp8:  # quantise the input and its transpose for wgrad
-            yield Sweep(tokens * inp * (c.e + 2.0), 2.0)
+        if narrow:
+            if not (normed and fp8.norm_casts(c)):
+                yield from fp8.cast(c, tokens * inp)
+            yield from fp8.weight_cast(c, out * inp)
         yield MatMul(tokens, out, inp, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     elif which is Pass.INPUT_GRAD:
-        if fp8:
-            yield Sweep(tokens * out * (c.e + 2.0), 2.0)
+        if narrow:
+            yield from fp8.cast(c, tokens * out)
         yield MatMul(tokens, inp, out, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     else:
         yield from _weight_grad(c, c.linear, tokens, out, inp, in_bytes)
@@ -238,10 +244,10 @@ def _attention(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) ->
     kv_width = 2 * max(1, model.kv_heads // c.tp) * model.head_dim
     yield from _norm(c, which, model.hidden)
     if cross:  # queries from the decoder, keys and values from the encoder's output
-        yield from _linear(c, which, c.tokens, width, model.hidden)
+        yield from _linear(c, which, c.tokens, width, model.hidden, normed=True)
         yield from _linear(c, which, c.tokens, kv_width, model.hidden)
     else:
-        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden)
+        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden, normed=True)
     yield from _qkv_extras(c, which, width + kv_width)
     yield from core(c, which, block, cross)
     yield from _linear(c, which, c.tokens, model.hidden, width)
@@ -252,7 +258,7 @@ def _mlp(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     model = c.scenario.model
     width = model.ffn_hidden // c.tp
     yield from _norm(c, which, model.hidden)
-    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden)
+    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden, normed=True)
     yield from _activation(c, which, width)
     yield from _linear(c, which, c.tokens, model.hidden, width)
     yield from _residual(c, which)
@@ -334,7 +340,7 @@ _PARTS: dict[Part, Callable[[Shapes, Pass, BlockKind], Iterator[Op]]] = {
 }
 
 
-def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
+def ops(c: Shapes, which: Pass, part: Part, block: BlockKind, *, frozen: bool = False) -> tuple[Op, ...]:
     """Ops of one part of the model on one rank for one microbatch.
 
     Parameters
@@ -347,10 +353,13 @@ def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
         EMBEDDING, ATTENTION, CORE, CROSS_ATTENTION, MLP or HEAD.
     block
         Kind of block; it decides the mask.
+    frozen
+        The part's own weights get no gradient; adapters beside them may.
 
     Raises
     ------
     KeyError
         For a part that computes nothing.
     """
-    return tuple(_PARTS[part](c, which, block))
+    own = () if frozen and which is Pass.WEIGHT_GRAD else _PARTS[part](c, which, block)
+    return (*own, *adapters.ops(c, which, part))

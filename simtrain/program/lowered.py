@@ -32,6 +32,10 @@ class PieceKind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     SEND = "send"
     RECV = "recv"
+    TO_HOST = "to_host"
+    FROM_HOST = "from_host"
+    HOST_OPTIMIZER = "host_optimizer"
+    """The optimizer step of some parameters on the host's cores."""
 
 
 class Span(NamedTuple):
@@ -83,6 +87,9 @@ class Stream(StrEnum):
     REDUCE = "reduce"
     SEND = "send"
     RECV = "recv"
+    TO_HOST = "to_host"
+    FROM_HOST = "from_host"
+    HOST = "host"
 
 
 class Task(NamedTuple):

@@ -15,8 +15,9 @@ from itertools import pairwise
 from simtrain.program.actions import Action, ActionKind
 from simtrain.program.emitter import Emitter, Line, Slot
 from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
+from simtrain.program.offloading import HostTraffic
 from simtrain.program.recipe import Recipe
-from simtrain.program.shards import Unit, buckets, elements, wrap_units
+from simtrain.program.shards import Unit, buckets, elements, trained_elements, unit_of, wrap_units
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
 
@@ -63,7 +64,11 @@ class RankList:
         self.replicated = replicated
         self.zero3 = replicated and parallelism.zero is Zero.PARAMETERS
         self.sharded = replicated and parallelism.zero in (Zero.OPTIMIZER, Zero.GRADIENTS)
-        self.overlap_reduce = replicated and parallelism.overlap and stack.overlap_grad_reduce
+        self.host = HostTraffic(scenario, self.out)
+        self.early = scenario.training.optimizer_in_backward
+        self.fetching = self.zero3 or self.host.fetches
+        spread = parallelism.overlap and stack.overlap_grad_reduce if replicated else scenario.training.offload.overlap
+        self.overlap_reduce = self.early or (spread and (replicated or self.host.steps))
         self.overlap_gather = self.sharded and parallelism.overlap and stack.overlap_param_gather
         self.overlap_messages = parallelism.overlap and stack.overlap_p2p
         self.ends: dict[Action, int] = {}
@@ -72,7 +77,11 @@ class RankList:
         """What the next compute task waits for besides its inputs: blocking sends and reductions."""
         self.unit_ends: list[int] = []
         """Last compute task of each gathered unit, in order: they bound how far ahead gathers run."""
+        self.latest: tuple[int, ...] = ()
+        """Last compute task so far."""
         self.reductions: list[int] = []
+        self.behind: list[tuple[Unit, int]] = []
+        """With the optimizer in backward: reduced units that are not updated yet."""
 
     def build(self) -> tuple[TaskList, tuple[Slot, ...]]:
         """The list, and what each of its slots is used for."""
@@ -81,17 +90,18 @@ class RankList:
         for action in self.actions:
             deps = self._receive(action)
             reduce = action in reducing and self.overlap_reduce
-            busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
+            busy = self.fetching or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
+            busy = busy or bool(self.host.runs(action))
             whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
-            gather = self.zero3 or action in gathering
+            gather = self.fetching or action in gathering
             end = self._whole(action, deps) if whole else self._cut(action, deps, gather=gather, reduce=reduce)
             gathering.discard(action)
             self.ends[action] = end
             self._send(action, end)
             if action in reducing and not reduce:
                 parts = self.scenario.parts(action.stage)
-                self._reduce(Unit("gradients", parts, elements(self.scenario, parts)), end)
-                self.awaited.append(self.reductions[-1])
+                self._reduce(unit_of(self.scenario, "gradients", parts), end)
+                self.awaited += self.reductions[-1:]
         self._update()
         return self.out.finish()
 
@@ -107,26 +117,34 @@ class RankList:
         """One task a run of compute pieces and one a collective, with gathers before and reductions behind them."""
         pieces = self.passes[action]
         units = wrap_units(self.scenario, action.stage) if gather else ()
+        units = tuple(unit for unit in units if _touches(pieces, unit))
         needs = {_first(pieces, unit): unit for unit in units if self._is_gathered(unit, action)}
         leaves = {_last(pieces, unit) for unit in needs.values()}
-        shards = wrap_units(self.scenario, action.stage) if self.zero3 else buckets(self.scenario, action.stage)
+        whole = self.zero3 or self.host.steps or self.early
+        shards = wrap_units(self.scenario, action.stage) if whole else buckets(self.scenario, action.stage)
         ready: dict[int, list[Unit]] = {}
         for unit in shards if reduce else ():
-            ready.setdefault(_last(pieces, unit), []).append(unit)
-        cuts = {0, len(pieces), *needs} | {i + 1 for i in leaves | set(ready)}
+            if unit.trained:
+                ready.setdefault(_last(pieces, unit), []).append(unit)
+        moves = _Moves(self.host, action, pieces, self.latest)
+        cuts = {0, len(pieces), *needs, *moves.starts} | {i + 1 for i in leaves | set(ready) | set(moves.stops)}
         cuts |= {j for i, piece in enumerate(pieces) if piece.axis or not self.merge for j in (i, i + 1)}
         edges = sorted(cuts)
         end = -1
         for at, after in pairwise(edges):
             if at in needs:
                 deps = (*deps, self._gather(needs[at]))
+            deps += moves.before(at)
             run = pieces[at:after]
             end = self._compute(self._line(action, run, f"{_place(run)} {action.kind.value}"), action, deps)
             deps = ()
             if after - 1 in leaves:
                 self.unit_ends.append(end)
+            moves.behind(after - 1, end)
             for unit in ready.get(after - 1, ()):
                 self._reduce(unit, end)
+            if self.early:
+                self._step_behind(lag=int(self.replicated))
         return end
 
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
@@ -138,7 +156,9 @@ class RankList:
         if self.awaited:
             deps += tuple(self.awaited)
             self.awaited = []
-        return self.out.emit(line, action.microbatch, deps)
+        end = self.out.emit(line, action.microbatch, deps)
+        self.latest = (end,)
+        return end
 
     # -- messages between stages --------------------
 
@@ -185,7 +205,7 @@ class RankList:
 
     def _reducing(self) -> set[Action]:
         """Actions whose gradients are reduced: the last backward of each stage, or all of them without no-sync."""
-        if not self.replicated:
+        if not (self.replicated or self.host.steps or self.early):
             return set()
         grads = [a for a in self.actions if a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)]
         if self.scenario.training.sync_every_microbatch:
@@ -200,20 +220,49 @@ class RankList:
         """Forward needs every unit; backward again the blocks that were freed after forward (root units stay)."""
         if action.kind is ActionKind.FORWARD:
             return True
-        again = self.zero3 and self.scenario.parallelism.reshard_after_forward and unit.is_block
+        again = self.fetching and self.scenario.parallelism.reshard_after_forward and unit.is_block
         return again and action.kind is not ActionKind.WEIGHT_GRAD
 
     def _gather(self, unit: Unit) -> int:
         """ZeRO-3 gathers run ``prefetch`` units ahead of compute, ZeRO-1/2 gathers queue up at the start."""
         ahead = self.scenario.parallelism.prefetch if self.scenario.parallelism.overlap else 0
-        bound = self.unit_ends[-1 - ahead :][:1] if self.zero3 and len(self.unit_ends) > ahead else []
-        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", unit, tuple(bound))
+        if self.host.fetches:
+            ahead = min(ahead, self.host.ahead)
+        bound = tuple(self.unit_ends[-1 - ahead :][:1]) if self.fetching and len(self.unit_ends) > ahead else ()
+        if self.host.fetches:
+            bound = (self.host.fetch(unit, self._shards, bound),)
+            if not self.zero3:
+                return bound[0]
+        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", unit, bound)
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that divide the update among them (ZeRO)."""
+        return self.scenario.replicas if self.sharded or self.zero3 else 1
 
     def _reduce(self, unit: Unit, after: int) -> None:
-        kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
-        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, "dp", unit, (after,)))
+        if not unit.trained:
+            return
+        if self.replicated:
+            kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
+            trained = unit._replace(elements=unit.trained)
+            after = self._collective(Stream.REDUCE, kind, Part.GRADIENT, "dp", trained, (after,))
+        if self.host.steps:
+            after = self.host.gradients(unit, self._shards, after)
+        if self.early:
+            self.behind.append((unit, after))
+        self.reductions.append(after)
         if self.zero3 and len(self.reductions) > 1:  # FSDP2 post_backward: compute waits for the reduction before this
             self.awaited.append(self.reductions[-2])
+
+    def _step_behind(self, *, lag: int) -> None:
+        """Update the units whose gradients are complete, but for the last ``lag`` of them, still in flight."""
+        count = max(0, len(self.behind) - lag)
+        for unit, after in self.behind[:count]:
+            layer = unit.parts[0][1]
+            piece = Piece(K.OPTIMIZER, Part.PARAMETER, layer, elements=unit.trained / self._shards)
+            self.out.emit(self.out.line(Stream.COMPUTE, (piece,), f"optimizer {unit.name}"), deps=(after,))
+        del self.behind[:count]
 
     def _collective(
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]
@@ -235,12 +284,52 @@ class RankList:
         for axis in ("model", "dp") if self.sharded or self.zero3 else ("model",):
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
-        owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
-        shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
-        step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
-        done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
+        self._step_behind(lag=0)
+        owned = sum(trained_elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
+        done = self._step(owned, (*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
             self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", Unit("weights", (), owned), (done,))
+
+    def _step(self, owned: float, deps: tuple[int, ...]) -> int:
+        """The update of all that was not updated in backward: one kernel sequence, or unit by unit on the host."""
+        if self.host.steps:
+            units = tuple(unit for stage in self.stages for unit in wrap_units(self.scenario, stage) if unit.trained)
+            self.host.step(units, self._shards, deps)
+        elif not self.early:
+            step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=owned / self._shards)
+            return self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=deps)
+        return len(self.out.tasks) - 1
+
+
+class _Moves:
+    """Where in the pieces of an action activations leave the device or return to it."""
+
+    def __init__(self, host: HostTraffic, action: Action, pieces: tuple[Piece, ...], before: tuple[int, ...]) -> None:
+        self._host, self._action, self._before = host, action, before
+        self._forward = action.kind is ActionKind.FORWARD
+        places = {run: [i for i, piece in enumerate(pieces) if piece.layer in run] for run in host.runs(action)}
+        self.starts = {places[run][0]: run for run in places}
+        self.stops = {places[run][-1]: run for run in places}
+        self._ends: list[int] = []
+
+    def before(self, at: int) -> tuple[int, ...]:
+        """What the piece at ``at`` waits for: in forward room for one more block, in backward its activations."""
+        if at not in self.starts:
+            return ()
+        if self._forward:
+            return self._host.room()
+        ahead = self._host.ahead
+        bound = tuple(self._ends[-1 - ahead :][:1]) if len(self._ends) > ahead else self._before
+        return (self._host.restore(self._action, self.starts[at], bound),)
+
+    def behind(self, last: int, end: int) -> None:
+        """Once the piece at ``last`` has run, as task ``end``."""
+        if last not in self.stops:
+            return
+        if self._forward:
+            self._host.save(self._action, self.stops[last], end)
+        else:
+            self._ends.append(end)
 
 
 class _Passes:
@@ -279,6 +368,10 @@ def _feeds(kind: ActionKind) -> tuple[ActionKind, ...]:
 
 def _first(pieces: tuple[Piece, ...], unit: Unit) -> int:
     return next(i for i, piece in enumerate(pieces) if (piece.part, piece.layer) in unit.parts)
+
+
+def _touches(pieces: tuple[Piece, ...], unit: Unit) -> bool:
+    return any((piece.part, piece.layer) in unit.parts for piece in pieces)
 
 
 def _last(pieces: tuple[Piece, ...], unit: Unit) -> int:

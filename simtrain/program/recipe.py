@@ -36,6 +36,8 @@ class Recipe:
         pieces: list[Piece] = []
         seen = -1
         for part, layer in reversed(self._scenario.parts(stage)):
+            if not self._scenario.has_backward(part, layer):
+                break
             if layer in runs and layer != seen:
                 seen = layer
                 pieces += self._recompute(runs[layer], stage)
@@ -44,7 +46,8 @@ class Recipe:
 
     def weight_grad(self, stage: int) -> tuple[Piece, ...]:
         """Pieces of the weight-gradient half of a split backward."""
-        return tuple(Piece(K.WEIGHT_GRAD, part, layer) for part, layer in reversed(self._scenario.parts(stage)))
+        parts = (one for one in reversed(self._scenario.parts(stage)) if self._scenario.has_backward(*one))
+        return tuple(Piece(K.WEIGHT_GRAD, part, layer) for part, layer in parts)
 
     def _recompute(self, run: tuple[int, ...], stage: int) -> Iterator[Piece]:
         for part, layer in self._scenario.parts(stage):

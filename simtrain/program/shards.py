@@ -16,6 +16,8 @@ class Unit(NamedTuple):
     parts: tuple[tuple[Part, int], ...]
     elements: float
     """Parameters a tensor rank."""
+    trained: float = 0.0
+    """Those of them that get a gradient."""
 
     @property
     def is_block(self) -> bool:
@@ -25,7 +27,18 @@ class Unit(NamedTuple):
 
 def elements(scenario: Scenario, parts: Iterable[tuple[Part, int]]) -> float:
     """Parameters that one tensor rank holds of some parts."""
-    return sum(scenario.part_parameters(part, layer) for part, layer in parts)
+    return sum(scenario.part_parameters(one, layer) + scenario.adapter_parameters(one, layer) for one, layer in parts)
+
+
+def trained_elements(scenario: Scenario, parts: Iterable[tuple[Part, int]]) -> float:
+    """Parameters of some parts, a tensor rank, that get a gradient."""
+    return sum(scenario.trainable_parameters(part, layer) for part, layer in parts)
+
+
+def unit_of(scenario: Scenario, name: str, parts: Iterable[tuple[Part, int]]) -> Unit:
+    """A unit of some parts."""
+    parts = tuple(parts)
+    return Unit(name, parts, elements(scenario, parts), trained_elements(scenario, parts))
 
 
 def wrap_units(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
@@ -33,7 +46,7 @@ def wrap_units(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
     found: dict[str, list[tuple[Part, int]]] = {}
     for part, layer in scenario.parts(stage):
         found.setdefault(part.value if layer < 0 else f"block {layer}", []).append((part, layer))
-    return tuple(Unit(name, tuple(parts), elements(scenario, parts)) for name, parts in found.items())
+    return tuple(unit_of(scenario, name, parts) for name, parts in found.items())
 
 
 def buckets(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
@@ -41,7 +54,9 @@ def buckets(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
     size = scenario.stack.bucket_bytes / scenario.stack.reduce_bytes
     filled: list[list[tuple[Part, int]]] = [[]]
     for part in reversed(scenario.parts(stage)):
-        if filled[-1] and elements(scenario, filled[-1]) >= size:
+        if not scenario.trainable_parameters(*part):
+            continue
+        if filled[-1] and trained_elements(scenario, filled[-1]) >= size:
             filled.append([])
         filled[-1].append(part)
-    return tuple(Unit(f"bucket {i}", tuple(parts), elements(scenario, parts)) for i, parts in enumerate(filled))
+    return tuple(unit_of(scenario, f"bucket {i}", parts) for i, parts in enumerate(filled) if parts)

@@ -10,6 +10,7 @@ from typing import Any
 from simtrain.scenario.hardware import Cluster, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import BlockKind, Model, Part
+from simtrain.scenario.tuning import Fp8, Fp8Kernels, Offload, Trainable, adapter_parameters
 
 
 class Recompute(StrEnum):
@@ -71,6 +72,15 @@ class Optimizer:
     """HBM bytes moved a parameter in one step of the optimizer, mixed precision, gradients and weights included."""
     launches: float
     """Kernel launches a step for each parameter tensor (0.0 = fused multi-tensor, negligible)."""
+    temporary_bytes: float = 0.0
+    """Bytes a parameter that the step holds beside the state (foreach kernels write whole intermediate lists)."""
+    quantised_state: bool = False
+    """State keeps its own 8-bit format whatever the parameters'; else moments of 16-bit parameters without a master
+    copy are 16-bit too."""
+    newton_schulz: float = 0.0
+    """Newton-Schulz iterations a step on every matrix inside blocks (Muon)."""
+    vector_state_bytes: float = 0.0
+    """State of what is no matrix inside a block, which such a row leaves to AdamW; read with ``newton_schulz``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +143,12 @@ class Stack:
     """``grad_bytes`` and ``reduce_bytes`` in fp16 training, which loss scaling keeps in range; 0 = as in bf16."""
     grad_copy_bytes: float = 0.0
     """Bytes a parameter of a low-precision gradient that stays beside the fp32 one it is added to."""
-    gradients_to_none: bool = False
-    """Gradients are dropped after each step and made anew in the backward (PyTorch's ``zero_grad``)."""
+    fp8: Fp8Kernels = Fp8Kernels.NONE
+    """Library of fp8 linear layers."""
+    loads_gathered: bool = False
+    """A checkpoint is loaded with all parameters gathered on every rank (FSDP's full state dictionary)."""
+    low_precision: bool = False
+    """Weights, gradients and moments all stay in the 16-bit format: no fp32 copy anywhere (torchtune, lit-gpt)."""
     source: str = ""
 
     def at(self, precision: Precision) -> Stack:
@@ -160,6 +174,12 @@ class Training:
     """k of ``EVERY``, n of ``BLOCKS``."""
     sync_every_microbatch: bool = False
     """Gradients reduce after every microbatch (accumulation without no-sync)."""
+    fp8: Fp8 | None = None
+    """Recipe where ``precision`` is fp8."""
+    trainable: Trainable = field(default_factory=Trainable)
+    offload: Offload = field(default_factory=Offload)
+    optimizer_in_backward: bool = False
+    """Each unit is updated, and its gradient freed, as soon as its gradient is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +275,29 @@ class Scenario:
         if part is Part.HEAD and self.has_tied_copy:
             count += self.model.padded_vocab(tp) / tp * self.model.hidden
         return count
+
+    def adapter_parameters(self, part: Part, layer: int) -> float:
+        """Low-rank adapter parameters of a part on one tensor rank; 0 without LoRA."""
+        lora = self.training.trainable.lora
+        return adapter_parameters(lora, self.model, part, self.parallelism.layout.tp) if lora else 0.0
+
+    def trainable_parameters(self, part: Part, layer: int) -> float:
+        """Parameters of a part on one tensor rank that get a gradient and optimizer state."""
+        own = 0.0 if self.training.trainable.is_frozen(part, layer) else self.part_parameters(part, layer)
+        return own + self.adapter_parameters(part, layer)
+
+    def has_backward(self, part: Part, layer: int) -> bool:
+        """Whether a gradient reaches a part: it, or a part before it in the model, is trained."""
+        trainable = self.training.trainable
+        if trainable.everything or trainable.is_trained(Part.EMBEDDING, -1):
+            return True
+        for stage in range(self.stages):
+            for other in self.parts(stage):
+                if trainable.is_trained(*other):
+                    return True
+                if other == (part, layer):
+                    return False
+        return False
 
     @property
     def selective_ops(self) -> bool:

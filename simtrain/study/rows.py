@@ -247,9 +247,7 @@ class _Reader:
         said = self.training
         precision = str(said.get("precision") or "")
         method = str(said.get("method") or "")
-        optimizer = words.find(words.OPTIMIZERS, said.get("optimizer"))
-        if optimizer == "adamw" and "pure bf16" in precision:
-            optimizer = "adamw-bf16"
+        optimizer = words.find(words.OPTIMIZERS, said.get("optimizer") or self.note)
         flash = said.get("flash_attention")
         found = {
             "micro_batch": said.get("micro_batch"),
@@ -320,24 +318,19 @@ def _said(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trainable(method: str) -> dict[str, Any] | None:
-    """LoRA and QLoRA of the method column: rank 8 on queries and values unless it says more."""
-    if "lora" not in method:
+    """LoRA, QLoRA and adapters of the method column: rank 8 on queries and values unless it says more."""
+    if "lora" not in method and "adapter" not in method:
         return None
     rank = re.search(r"rank (\d+)", method)
-    base = {"base": "nf4"} if "qlora" in method or "nf4" in method else {}
+    base = "nf4-double" if "nf4-dq" in method else "nf4" if "qlora" in method or "nf4" in method else "bf16"
     targets = "all" if "all layers" in method else ["q", "v"]
-    return {"lora": {"rank": int(rank[1]) if rank else 8, "targets": targets, **base}}
+    return {"lora": {"rank": int(rank[1]) if rank else 8, "targets": targets, "base": base}}
 
 
 def _offload(text: str) -> dict[str, Any] | None:
-    """Offload column: optimizer, parameters, activations to the CPU, or a share of the activations."""
-    ratio = re.search(r"ratio ([\d.]+)", text)
-    if ratio:
-        return {"activations": float(ratio[1])} if float(ratio[1]) else None
-    if not text:
+    """Offload column: optimizer, parameters, activations to the CPU."""
+    if not text or "ratio 0.0" in text:
         return None
     if "activation" in text:
         return {"activations": "cpu"}
-    if "optimizer" in text:
-        return {"optimizer": "cpu"}
-    return {"optimizer": "cpu", "parameters": "cpu"}
+    return {"optimizer": "cpu"} if "optimizer" in text else {"optimizer": "cpu", "parameters": "cpu"}

@@ -50,14 +50,16 @@ STACKS: tuple[tuple[str, str], ...] = (
 )
 """Looked up in framework, sharding, id, title and notes of a row, never finer than framework, version and compiler."""
 
-OPTIMIZERS: tuple[tuple[str, str], ...] = (
-    (r"in backward.*8-bit|8-bit.*in backward", "adamw-8bit-in-backward"),
+OPTIMIZERS: tuple[tuple[str, Any], ...] = (
+    (r"low-precision optimizer and optimizer-in-backward", {"name": "adamw-8bit", "in_backward": True}),
+    (r"in backward.*8-bit|8-bit.*in backward", {"name": "adamw-8bit", "in_backward": True}),
+    (r"in backward|freed per layer", {"name": "adamw", "in_backward": True}),
     (r"8-bit", "adamw-8bit"),
-    (r"bf16", "adamw-bf16"),
     (r"lion", "lion"),
     (r"muon", "muon"),
+    (r"lamb", "lamb"),
     (r"sgd", "sgd-momentum"),
-    (r"adam|lamb", "adamw"),
+    (r"adam", "adamw"),
 )
 
 PRECISIONS: tuple[tuple[str, str], ...] = (
@@ -72,10 +74,12 @@ RECOMPUTE: tuple[tuple[str, Any], ...] = (
     (r"selective: (none|moe|layernorm|mla)", "none"),
     (r"(\d+) layers per checkpoint", {"every": 2}),
     (r"selective", "selective"),
-    (r"full|block checkpointing|recompute\b.*true", "full"),
+    (r"full|per recipe|block checkpointing|recompute\b.*true", "full"),
     (r"none", "none"),
 )
-"""Megatron-Core's lists of recomputed modules are not modelled: without the attention core among them, none."""
+"""Megatron-Core's lists of recomputed modules are not modelled: without the attention core among them, none.
+torchtune's recipes turn activation checkpointing on.
+"""
 
 NETWORKS: tuple[tuple[str, str], ...] = (
     (r"omni-path", "omni_path_100"),

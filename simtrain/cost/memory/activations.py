@@ -74,6 +74,7 @@ def element_bytes(precision: Precision) -> float:
 def is_autocast(scenario: Scenario) -> bool:
     """Whether fp32 weights are cast op by op (torch autocast), which leaves the residual stream and norms in fp32."""
     shards, zero = scenario.stack.fp32_shards, scenario.parallelism.zero
+    shards = shards and not scenario.stack.low_precision
     return shards and zero is not Zero.PARAMETERS and element_bytes(scenario.training.precision) < FP32
 
 

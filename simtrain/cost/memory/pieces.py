@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simtrain.cost.memory import activations as act
-from simtrain.cost.memory import states
+from simtrain.cost.memory import inputs, states
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
+from simtrain.scenario.tuning import Place
 
 K = PieceKind
 _Bytes = dict[Memory, float]
@@ -104,7 +105,8 @@ def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
         keeps[Memory.LOGITS] = act.logits(z)
         transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
     frees = {}
-    if scenario.parallelism.reshard_after_forward and piece.part is Part.MLP:
+    reshards = scenario.parallelism.reshard_after_forward and piece.part is Part.MLP
+    if reshards or (piece.part in (Part.EMBEDDING, Part.MLP) and not scenario.has_backward(piece.part, piece.layer)):
         frees = {Memory.GATHERED: _unit(scenario, piece)}
     return keeps, frees, transient
 
@@ -132,7 +134,7 @@ def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
 
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:
     """Bytes of parameter gradient that a backward allocates, where they are not held all step."""
-    count = scenario.part_parameters(piece.part, piece.layer)
+    count = scenario.trainable_parameters(piece.part, piece.layer)
     if states.shards_gradients_at_once(scenario):
         return count * states.unsharded_gradient_bytes(scenario)
     return count * states.sharded_gradient_bytes(scenario) if states.gradients_appear_late(scenario) else 0.0
@@ -143,14 +145,16 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     zero, late = scenario.parallelism.zero, states.gradients_appear_late(scenario)
     held = piece.elements * states.sharded_gradient_bytes(scenario)
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
-        return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
+        return {Memory.GATHERED: piece.elements * states.gathered_bytes(scenario, piece.layer)}, {}, {}
+    if piece.kind in (K.TO_HOST, K.FROM_HOST):
+        return _transfer(scenario, piece)
     if piece.kind is K.OPTIMIZER:
         freed = held * (scenario.replicas if zero is Zero.OPTIMIZER else 1) if late else 0.0
-        return (
-            {},
-            {Memory.GRADIENTS: freed},
-            {Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario)},
-        )
+        transient = {
+            Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario),
+            Memory.WORKSPACE: piece.elements * states.temporary_bytes(scenario),
+        }
+        return {}, {Memory.GRADIENTS: freed}, transient
     if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)
@@ -159,15 +163,58 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     return {}, {}, {}
 
 
+def _transfer(scenario: Scenario, piece: Piece) -> _Deltas:
+    """Offloading: gradients are gone once they are on the host, so are activations until they return."""
+    zero, offload = scenario.parallelism.zero, scenario.training.offload
+    if piece.part is Part.SAVED:
+        count = saved_bytes(scenario, piece.layer)
+        moved = {Memory.ACTIVATIONS: count}
+        return ({}, moved, {}) if piece.kind is K.TO_HOST else (moved, {}, {})
+    if piece.kind is K.TO_HOST:
+        copies = scenario.replicas if zero is Zero.OPTIMIZER else 1
+        held = piece.elements * copies * states.sharded_gradient_bytes(scenario)
+        return {}, {Memory.GRADIENTS: held if states.gradients_appear_late(scenario) else 0.0}, {}
+    fetched = piece.elements * states.gathered_bytes(scenario, piece.layer)
+    if offload.parameters is Place.DEVICE:
+        return {}, {}, {}
+    gathered = zero is Zero.PARAMETERS and scenario.replicas > 1
+    return ({}, {}, {Memory.BUFFERS: fetched}) if gathered else ({Memory.GATHERED: fetched}, {}, {})
+
+
+def saved_bytes(scenario: Scenario, layer: int) -> float:
+    """Bytes that the blocks which share the checkpoint of block ``layer`` (or it alone) keep for their backward.
+
+    Low-precision copies of weights under autocast do not move.
+    """
+    z = act.sizes(scenario)
+    blocks = _run(scenario, layer) or (layer,)
+    found = 0.0
+    for block in blocks:
+        parts = [Part.ATTENTION, Part.MLP]
+        parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(block) is BlockKind.CROSS else []
+        for part in parts:
+            piece = Piece(K.FORWARD, part, block)
+            cast = 0.0 if _run(scenario, block) else _cast_weights(scenario, z, piece)
+            found += _kept(scenario, z, piece) - cast
+    return found
+
+
+def _cast_weights(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
+    """Low-precision copies of a part's weights that autocast keeps; frozen bases of adapters are 16 bit already."""
+    autocast = act.is_autocast(scenario) and piece.part is not Part.EMBEDDING and not scenario.training.trainable.lora
+    return z.element * scenario.part_parameters(piece.part, piece.layer) if autocast else 0.0
+
+
 def _saved(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """All that the backward of a part reads; under autocast also the low-precision copies of its weights."""
-    autocast = act.is_autocast(scenario) and piece.part is not Part.EMBEDDING
-    cast = z.element * scenario.part_parameters(piece.part, piece.layer) if autocast else 0.0
-    return _SAVED[piece.part](z) + cast
+    change = inputs.change(scenario, z, piece.part, piece.layer)
+    return _SAVED[piece.part](z) + _cast_weights(scenario, z, piece) + change
 
 
 def _kept(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """Bytes that stay from forward to backward."""
+    if not scenario.has_backward(piece.part, piece.layer):
+        return 0.0
     run = _run(scenario, piece.layer)
     if run:
         some = act.by_operator(z, piece.part) if scenario.selective_ops else 0.0
@@ -178,6 +225,8 @@ def _kept(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
 
 def _recomputed(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """Bytes that recomputation restores before the backward. A checkpoint that a norm saves anyway counts once."""
+    if not scenario.has_backward(piece.part, piece.layer):
+        return 0.0
     if not _run(scenario, piece.layer):
         selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
         return act.core(z) if selective else 0.0
@@ -198,14 +247,16 @@ def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
 
 def _unit(scenario: Scenario, piece: Piece) -> float:
     """Bytes of the gathered unit that a piece belongs to; 0 where nothing is gathered."""
-    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.replicas == 1:
+    gathers = scenario.parallelism.zero is Zero.PARAMETERS and scenario.replicas > 1
+    if not gathers and scenario.training.offload.parameters is Place.DEVICE:
         return 0.0
     parts = [piece.part]
     if piece.layer >= 0:
         parts = [Part.ATTENTION, Part.MLP]
         parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(piece.layer) is BlockKind.CROSS else []
-    count = sum(scenario.part_parameters(part, piece.layer) for part in parts)
-    return count * act.element_bytes(scenario.training.precision)
+    parts_at = [(part, piece.layer) for part in parts]
+    count = sum(scenario.part_parameters(*one) + scenario.adapter_parameters(*one) for one in parts_at)
+    return count * states.gathered_bytes(scenario, piece.layer)
 
 
 def _tuple(amounts: _Bytes) -> MemoryBytes:

@@ -10,7 +10,16 @@ from __future__ import annotations
 from simtrain.cost.memory.activations import FP32, element_bytes
 from simtrain.program.demand import Memory
 from simtrain.scenario.hardware import AcceleratorKind
+from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
+from simtrain.scenario.tuning import BaseFormat, Fp8Kernels, Fp8Recipe, Place, linear_shapes
+
+BASE_BYTES = {
+    BaseFormat.BF16: 2.0,
+    BaseFormat.NF4: 0.5 + 4 / 64,
+    BaseFormat.NF4_DOUBLE: 0.5 + 1 / 64 + 4 / (64 * 256),
+}
+"""Bytes of a frozen linear weight: 4 bits and its share of the scales, 0.5 or 0.127 bit (Dettmers 2023, section 3)."""
 
 PAIR, GROUP = 544 * 2.0**20, 688 * 2.0**20
 """byte that an NCCL communicator of two, and of more ranks takes (NVIDIA/nccl issue 964: four A100)."""
@@ -41,6 +50,98 @@ def held_parameters(scenario: Scenario, pp_rank: int) -> float:
     return sum(scenario.part_parameters(part, layer) for stage in stages for part, layer in scenario.parts(stage))
 
 
+def trained_parameters(scenario: Scenario, pp_rank: int) -> float:
+    """Those of ``held_parameters``, adapters included, that get gradients and optimizer state."""
+    stages = rank_stages(scenario, pp_rank)
+    return sum(scenario.trainable_parameters(part, layer) for stage in stages for part, layer in scenario.parts(stage))
+
+
+def linear_elements(scenario: Scenario, part: Part) -> float:
+    """Elements of the weight matrices of a part inside a block, on one tensor rank."""
+    shapes = linear_shapes(scenario.model, part, scenario.parallelism.layout.tp)
+    return sum(out * inp for out, inp in shapes.values()) if part is not Part.HEAD else 0.0
+
+
+def holds_fp32_weights(scenario: Scenario) -> bool:
+    """Whether the weights that are trained are fp32 themselves, not 16 bit beside a master copy (or without one)."""
+    shards = scenario.stack.fp32_shards and not scenario.stack.low_precision
+    return shards or element_bytes(scenario.training.precision) == FP32
+
+
+def fp8_copies(scenario: Scenario) -> float:
+    """Bytes of fp8 weight that stay beside, or instead of, the 16-bit weight of a linear layer.
+
+    Transformer Engine keeps the copies that the forward and the input gradient read. Scaled a tensor at a time the
+    second is a transpose, which Blackwell's products do not need; block scales differ by direction: always two.
+    """
+    fp8 = scenario.training.fp8
+    if fp8 is None or scenario.stack.fp8 is not Fp8Kernels.TRANSFORMER_ENGINE:
+        return 0.0
+    scales = {Fp8Recipe.BLOCK: 4 / 128**2, Fp8Recipe.MXFP8: 1 / 32}.get(fp8.recipe, 0.0)
+    whole_tensor = fp8.recipe in (Fp8Recipe.DELAYED, Fp8Recipe.CURRENT)
+    blackwell = scenario.cluster.accelerator.architecture.startswith("Blackwell")
+    return (1.0 if whole_tensor and blackwell else 2.0) * (1.0 + scales)
+
+
+def weight_bytes(scenario: Scenario, part: Part, layer: int) -> float:
+    """Bytes of the weights of a part on one tensor rank before sharding, adapters and fp8 copies included."""
+    training = scenario.training
+    weight = FP32 if holds_fp32_weights(scenario) else element_bytes(training.precision)
+    count = scenario.part_parameters(part, layer)
+    inner = linear_elements(scenario, part)
+    if training.trainable.lora:
+        base = element_bytes(training.precision)
+        linear = BASE_BYTES[training.trainable.lora.base] if base < FP32 else base
+        return (count - inner) * base + inner * linear + scenario.adapter_parameters(part, layer) * weight
+    copies = fp8_copies(scenario)
+    if training.fp8 and training.fp8.primary and copies and weight < FP32:
+        return (count - inner) * weight + inner * copies
+    return count * weight + inner * copies
+
+
+def gathered_bytes(scenario: Scenario, layer: int) -> float:
+    """Bytes a parameter of a gathered (or fetched) unit: the compute format, or what the frozen base is stored in.
+
+    ``layer`` -1 means embedding, head, or everything at once.
+    """
+    training, element = scenario.training, element_bytes(scenario.training.precision)
+    lora, fp8 = training.trainable.lora, training.fp8
+    narrow = BASE_BYTES[lora.base] if lora and element < FP32 else 1.0 if fp8 and fp8.primary else element
+    if layer < 0 or narrow == element:
+        return element
+    parts = [part for part, at in _block(scenario, layer) if at == layer]
+    count = sum(scenario.part_parameters(part, layer) + scenario.adapter_parameters(part, layer) for part in parts)
+    inner = sum(linear_elements(scenario, part) for part in parts)
+    return element + (narrow - element) * inner / count
+
+
+def _block(scenario: Scenario, layer: int) -> tuple[tuple[Part, int], ...]:
+    stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
+    return scenario.parts(stage)
+
+
+def state_bytes(scenario: Scenario, part: Part, layer: int) -> float:
+    """Bytes of optimizer state of a part on one tensor rank before sharding, a master copy included.
+
+    Moments have the format of their parameters unless the row stores its own (torch.optim: ``zeros_like``).
+    """
+    row, stack = scenario.training.optimizer, scenario.stack
+    count = scenario.trainable_parameters(part, layer)
+    matrices = min(count, linear_elements(scenario, part)) if row.newton_schulz else count
+    moments = matrices * row.state_bytes + (count - matrices) * row.vector_state_bytes
+    if element_bytes(scenario.training.precision) == FP32 or holds_fp32_weights(scenario):
+        return moments
+    if stack.low_precision:
+        return moments if row.quantised_state else moments / 2
+    return moments + count * row.master_bytes
+
+
+def temporary_bytes(scenario: Scenario) -> float:
+    """Bytes a parameter that the step of the optimizer holds for a moment beside state and gradients."""
+    narrow = scenario.stack.low_precision and element_bytes(scenario.training.precision) < FP32
+    return scenario.training.optimizer.temporary_bytes / (2 if narrow else 1)
+
+
 def unsharded_gradient_bytes(scenario: Scenario) -> float:
     """Bytes a parameter of the gradient that a backward writes, before any sharding."""
     element = element_bytes(scenario.training.precision)
@@ -52,6 +153,8 @@ def unsharded_gradient_bytes(scenario: Scenario) -> float:
 def sharded_gradient_bytes(scenario: Scenario) -> float:
     """Bytes a parameter of the gradient that accumulates or that the optimizer reads, before division by the shards."""
     element = element_bytes(scenario.training.precision)
+    if scenario.stack.low_precision:
+        return element
     return FP32 if element == FP32 or scenario.stack.fp32_shards else scenario.stack.grad_bytes
 
 
@@ -60,7 +163,9 @@ def master_gradient_bytes(scenario: Scenario) -> float:
 
     Megatron ``_copy_model_grads_to_main_grads``, DeepSpeed ``FP16_Optimizer.step``: 20 bytes a parameter, for a moment.
     """
-    copied = scenario.training.optimizer.master_bytes > 0 and sharded_gradient_bytes(scenario) < FP32
+    row, host = scenario.training.optimizer, scenario.training.offload.optimizer is not Place.DEVICE
+    copied = row.master_bytes > 0 and sharded_gradient_bytes(scenario) < FP32
+    copied = copied and not (scenario.stack.low_precision or host)
     return FP32 if copied else 0.0
 
 
@@ -76,8 +181,10 @@ def gradients_appear_late(scenario: Scenario) -> bool:
     PyTorch's own stacks set gradients to none after each step; with one microbatch the forward then runs without them.
     Megatron and DeepSpeed hold contiguous buffers all step.
     """
-    stack = scenario.stack
-    return (stack.fp32_shards or stack.gradients_to_none) and scenario.microbatches == 1
+    training, once = scenario.training, scenario.microbatches == 1
+    if training.offload.optimizer is not Place.DEVICE and (once or training.sync_every_microbatch):
+        return True  # each gradient leaves for the host as soon as it is complete (ZeRO-Offload, section 4.1)
+    return training.optimizer_in_backward or (scenario.stack.fp32_shards and once)
 
 
 def gradients(scenario: Scenario, parameters: float) -> float:
@@ -109,15 +216,39 @@ def resting(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
 
     Under ZeRO-3 the copies that buckets need are transients of the reductions; gathered parameters likewise.
     """
-    training, stack, zero = scenario.training, scenario.stack, scenario.parallelism.zero
-    count, split = held_parameters(scenario, pp_rank), scenario.replicas
-    full = element_bytes(training.precision) == FP32 or stack.fp32_shards
-    weight = FP32 if full else element_bytes(training.precision)
-    state = training.optimizer.state_bytes + (0.0 if full else training.optimizer.master_bytes)
+    offload, trained = scenario.training.offload, trained_parameters(scenario, pp_rank)
+    weights, states = sharded_weights(scenario, pp_rank), sharded_states(scenario, pp_rank)
     return {
-        Memory.PARAMETERS: count * weight / (split if zero >= Zero.PARAMETERS else 1),
-        Memory.GRADIENTS: gradients(scenario, count),
-        Memory.OPTIMIZER: count * state / (split if zero >= Zero.OPTIMIZER else 1),
-        Memory.BUFFERS: bucket(scenario, count),
-        Memory.RUNTIME: stack.runtime_bytes + communicators(scenario),
+        Memory.PARAMETERS: weights if offload.parameters is Place.DEVICE else 0.0,
+        Memory.GRADIENTS: gradients(scenario, trained),
+        Memory.OPTIMIZER: states if offload.optimizer is Place.DEVICE else 0.0,
+        Memory.BUFFERS: bucket(scenario, trained),
+        Memory.RUNTIME: scenario.stack.runtime_bytes + communicators(scenario),
     }
+
+
+def loading(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
+    """Return the bytes held while a checkpoint is loaded, where a stack does so with all parameters gathered.
+
+    FSDP's full state dictionary unshards every parameter on every rank, beside the shards
+    (``FullyShardedDataParallel.state_dict_type``): the peak of many fine-tuning jobs. Empty otherwise.
+    """
+    if not scenario.stack.loads_gathered or scenario.parallelism.zero < Zero.PARAMETERS or scenario.replicas == 1:
+        return {}
+    shard = sharded_weights(scenario, pp_rank)
+    runtime = scenario.stack.runtime_bytes + communicators(scenario)
+    return {Memory.PARAMETERS: shard, Memory.GATHERED: shard * scenario.replicas, Memory.RUNTIME: runtime}
+
+
+def sharded_weights(scenario: Scenario, pp_rank: int) -> float:
+    """Bytes of weights that belong to one device of a pipeline rank, wherever they live."""
+    parts = [one for stage in rank_stages(scenario, pp_rank) for one in scenario.parts(stage)]
+    shards = scenario.replicas if scenario.parallelism.zero >= Zero.PARAMETERS else 1
+    return sum(weight_bytes(scenario, *one) for one in parts) / shards
+
+
+def sharded_states(scenario: Scenario, pp_rank: int) -> float:
+    """Bytes of optimizer state, master copies included, that belong to one device, wherever they live."""
+    parts = [one for stage in rank_stages(scenario, pp_rank) for one in scenario.parts(stage)]
+    shards = scenario.replicas if scenario.parallelism.zero >= Zero.OPTIMIZER else 1
+    return sum(state_bytes(scenario, *one) for one in parts) / shards

@@ -1,0 +1,53 @@
+"""Inputs of linear layers among the saved tensors: which are needed, and in which format.
+
+A linear layer saves its input for its weight gradient alone; where the weight is frozen and carries no adapter, nothing
+reads it again (Hu 2021, section 4.2: no gradients for most parameters). Under fp8 Transformer Engine saves the fp8 copy
+that the product read; torchao saves the 16-bit tensor and casts again.
+"""
+
+from __future__ import annotations
+
+from simtrain.cost.memory.activations import Sizes
+from simtrain.scenario.hardware import Precision
+from simtrain.scenario.model import Part
+from simtrain.scenario.scenario import Scenario
+from simtrain.scenario.tuning import Fp8Kernels
+
+FP8 = 1.0
+"""byte."""
+
+
+def change(scenario: Scenario, z: Sizes, part: Part, layer: int) -> float:
+    """Bytes to add to what a part saves with all its linear inputs in the activation format; mostly negative."""
+    training = scenario.training
+    narrow = training.precision is Precision.FP8 and scenario.stack.fp8 is Fp8Kernels.TRANSFORMER_ENGINE
+    total = 0.0
+    for names, elements, shared in _inputs(z, part):
+        width = z.element
+        if not training.trainable.learns_input(part, names, layer):
+            width = 0.0
+        elif narrow and part is not Part.HEAD:
+            width = FP8
+        if shared:  # the attention kernel keeps its output whatever the linear layer does
+            total += elements * width if width == FP8 else 0.0
+        else:
+            total += elements * (width - z.element)
+    return total + _adapters(scenario, z, part)
+
+
+def _adapters(scenario: Scenario, z: Sizes, part: Part) -> float:
+    """The low-rank products A x of a part's adapters."""
+    lora = scenario.training.trainable.lora
+    return z.element * z.tokens * lora.rank * len(scenario.training.trainable.adapters(part)) if lora else 0.0
+
+
+def _inputs(z: Sizes, part: Part) -> list[tuple[tuple[str, ...], float, bool]]:
+    """(linear layers, elements of their common input, whether the attention core keeps it anyway)."""
+    match part:
+        case Part.ATTENTION | Part.CROSS_ATTENTION:
+            return [(("q", "k", "v"), z.rows * z.hidden, False), (("o",), z.tokens * z.query, z.fused_attention)]
+        case Part.MLP:
+            return [(("gate", "up"), z.rows * z.hidden, False), (("down",), z.tokens * z.ffn, False)]
+        case Part.HEAD:
+            return [(("output",), z.rows * z.hidden, False)]
+    return []
