@@ -152,7 +152,7 @@ class Pricer:
         mixed = self.shapes.e < 4.0
         copies = mixed and row.master_bytes > 0 and not stack.fp32_shards
         moved = row.read_write_bytes - (0.0 if copies else 6.0)  # no low-precision copy to write (read 4, write 2)
-        if stack.low_precision and mixed:  # every operand but an 8-bit state has half the bytes
+        if stack.low_precision and mixed and row.master_bytes:  # every operand but an 8-bit state has half the bytes
             own = 2.0 * row.state_bytes if row.quantised_state else 0.0
             moved = own + (moved - own) / 2.0
         if copies and stack.grad_bytes < 4.0:

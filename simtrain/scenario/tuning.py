@@ -121,6 +121,8 @@ class Trainable:
         """Whether a part's own weights are fixed (an adapter may still be trained beside them)."""
         if self.lora is not None:
             return True
+        if not self.frozen and not self.frozen_blocks:
+            return False
         name = {Part.CROSS_ATTENTION: Part.ATTENTION}.get(part, part).value
         return name in self.frozen or 0 <= layer < self.frozen_blocks
 

@@ -21,6 +21,8 @@ def change(scenario: Scenario, z: Sizes, part: Part, layer: int) -> float:
     """Bytes to add to what a part saves with all its linear inputs in the activation format; mostly negative."""
     training = scenario.training
     narrow = training.precision is Precision.FP8 and scenario.stack.fp8 is Fp8Kernels.TRANSFORMER_ENGINE
+    if training.trainable.everything and not narrow:
+        return 0.0
     total = 0.0
     for names, elements, shared in _inputs(z, part):
         width = z.element

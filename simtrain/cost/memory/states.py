@@ -123,7 +123,8 @@ def _block(scenario: Scenario, layer: int) -> tuple[tuple[Part, int], ...]:
 def state_bytes(scenario: Scenario, part: Part, layer: int) -> float:
     """Bytes of optimizer state of a part on one tensor rank before sharding, a master copy included.
 
-    Moments have the format of their parameters unless the row stores its own (torch.optim: ``zeros_like``).
+    Moments have the format of their parameters (torch.optim: ``zeros_like``) unless the row stores its own, in 8 bit
+    or, where it knows no master copy, in 16.
     """
     row, stack = scenario.training.optimizer, scenario.stack
     count = scenario.trainable_parameters(part, layer)
@@ -132,7 +133,7 @@ def state_bytes(scenario: Scenario, part: Part, layer: int) -> float:
     if element_bytes(scenario.training.precision) == FP32 or holds_fp32_weights(scenario):
         return moments
     if stack.low_precision:
-        return moments if row.quantised_state else moments / 2
+        return moments if row.quantised_state or not row.master_bytes else moments / 2
     return moments + count * row.master_bytes
 
 
