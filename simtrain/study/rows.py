@@ -254,13 +254,17 @@ class _Reader:
             "seq_len": self._seq_len(),
             "precision": words.find(words.PRECISIONS, precision),
             "optimizer": optimizer,
-            "recompute": self._or(words.find(words.RECOMPUTE, said.get("recompute")), "training.recompute", "none"),
+            "recompute": self._recompute(said.get("recompute")),
             "attention": "unfused" if flash is False else None,
             "trainable": said.get("trainable") or _trainable(method),
             "offload": _offload(str(said.get("offload") or "")),
             **self._batch(),
         }
         return _said(found)
+
+    def _recompute(self, text: str | None) -> Any:
+        """The form the words stand for; words of another kind stay as they are, and the scenario is refused."""
+        return self._or(words.find(words.RECOMPUTE, text) or text, "training.recompute", "none")
 
     def _batch(self) -> dict[str, Any]:
         whole, micro, steps = (self.training.get(key) for key in ("global_batch", "micro_batch", "accumulation"))
@@ -328,9 +332,12 @@ def _trainable(method: str) -> dict[str, Any] | None:
 
 
 def _offload(text: str) -> dict[str, Any] | None:
-    """Offload column: optimizer, parameters, activations to the CPU."""
-    if not text or "ratio 0.0" in text:
+    """Offload column: optimizer, parameters, activations to the CPU; a share of them is refused by the scenario."""
+    ratio = re.search(r"ratio ([\d.]+)", text)
+    if not text or (ratio and float(ratio[1]) == 0):
         return None
+    if ratio and float(ratio[1]) < 1:
+        return {"activations": f"{ratio[1]} of them"}
     if "activation" in text:
         return {"activations": "cpu"}
     return {"optimizer": "cpu"} if "optimizer" in text else {"optimizer": "cpu", "parameters": "cpu"}
