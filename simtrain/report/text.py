@@ -60,7 +60,7 @@ def verdict(summary: Summary) -> str:
     """Whether the job fits, and by how much."""
     memory = summary["memory"]
     margin, capacity = memory["margin_bytes"], memory["capacity_bytes"]
-    if memory["fits"]:
+    if margin >= 0:
         return f"fits, {format_bytes(margin)} to spare ({margin / capacity:.0%})"
     return f"does not fit: {format_bytes(-margin)} too much"
 
