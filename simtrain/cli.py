@@ -276,6 +276,31 @@ def _read_grid(path: Path) -> Program:
     return program
 
 
+@app.command(epilog="Example: simtrain validate --report reports/memory.md")
+def validate(
+    tables: Annotated[
+        list[Path] | None, typer.Argument(metavar="[TABLE...]", help="Default: the shipped ones.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on standard output.")] = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page (Markdown) with a plot.")] = None,
+    specs: Specs = None,
+) -> None:
+    """Simulate published runs and compare step time, MFU and peak memory with what was measured."""
+    from simtrain.report import validation
+    from simtrain.study.validate import tables as read_tables
+    from simtrain.study.validate import validate as compare
+
+    document = compare(read_tables(tables or ()), specs=tuple(specs or ())).document()
+    if report:
+        _make(report.parent)
+        validation.write(document, report, title="Published runs beside their predictions")
+        _say(f"wrote {report}")
+    if as_json:
+        _data(document, Format.JSON)
+    else:
+        typer.echo("\n".join(validation.summary_lines(document)))
+
+
 @export.command(epilog="Example: simtrain export schema > scenario.schema.json")
 def schema() -> None:
     """JSON Schema of scenario files, for editors that complete and check them."""

@@ -10,6 +10,7 @@ from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import Family, Model
 from simtrain.scenario.scenario import (
     Attention,
+    Loss,
     Optimizer,
     Parallelism,
     Recompute,
@@ -105,6 +106,7 @@ TORCH = replace(
     grad_bytes=4.0,
     reduce_bytes=4.0,
     fp32_shards=True,
+    loss=Loss.EAGER,
 )
 """Plain PyTorch with FSDP."""
 

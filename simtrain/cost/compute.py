@@ -12,7 +12,7 @@ with the fastest of a few tiles. TPU product: every dimension pads to the systol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, log, log2
@@ -58,12 +58,22 @@ class Constants:
     """Rate of its backward over that of its forward."""
     flash_half_seq: float
     """Sequence at which it reaches half of that rate (causal sees half the sequence)."""
+    gemm_fraction_fp8: float = 0.0
+    """``gemm_fraction`` of fp8 products; 0 = the same share of their peak as 16-bit ones."""
+    gemm_ramp_fp8: float = 0.0
+    """``gemm_ramp`` of fp8 products; read with the above."""
+
+    def at(self, precision: Precision) -> Constants:
+        """Constants for products of this input format."""
+        if precision is not Precision.FP8 or not self.gemm_fraction_fp8:
+            return self
+        return replace(self, gemm_fraction=self.gemm_fraction_fp8, gemm_ramp=self.gemm_ramp_fp8)
 
     @staticmethod
     def of(device: Accelerator) -> Constants:
         """Constants of a device; ``InputError`` names the missing ones."""
-        names = [field.name for field in fields(Constants)]
         found = device.efficiency.constants
+        names = [one.name for one in fields(Constants) if one.default is MISSING or one.name in found]
         missing = [name for name in names if name not in found]
         if missing:
             raise InputError(f"accelerator {device.name}: no efficiency constants {', '.join(missing)}")
@@ -192,6 +202,6 @@ def _matmul_seconds(device: Device, op: MatMul, hbm: float) -> float:
     accelerator = device.accelerator
     peak = matrix_peak(accelerator, op.precision)
     size = (accelerator.units, accelerator.array_dim if accelerator.kind is AcceleratorKind.TPU else 0)
-    compute = _product_seconds((op.batch, op.m, op.n, op.k), peak, size, device.constants)
+    compute = _product_seconds((op.batch, op.m, op.n, op.k), peak, size, device.constants.at(op.precision))
     memory = (op.hbm_bytes - op.epilogue_bytes) / hbm
     return max(compute, memory) + op.epilogue_bytes / hbm + device.constants.gemm_seconds

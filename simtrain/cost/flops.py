@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,9 @@ from simtrain.cost.attention import counted_keys
 from simtrain.cost.compute import matrix_peak
 from simtrain.program.demand import Demand
 from simtrain.program.lowered import Lowered
-from simtrain.scenario.model import BlockKind, Family, Model
+from simtrain.scenario.model import BlockKind, Family, Model, Part
 from simtrain.scenario.scenario import Scenario
+from simtrain.scenario.tuning import adapter_parameters, linear_shapes
 
 CONVENTION = (
     "model FLOPs / (devices x dense peak x step time); attention in full, "
@@ -58,12 +60,37 @@ def model_flops(scenario: Scenario) -> float:
     Returns
     -------
     float
-        FLOP. Attention counts in full over a document (or the window), causal or not; nothing recomputed counts.
+        FLOP. Attention counts in full over a document (or the window), causal or not; nothing that is recomputed
+        counts, nor do gradients that frozen weights do without.
     """
     model, keys = scenario.model, counted_keys(scenario)
+    if not scenario.training.trainable.everything:
+        return scenario.tokens * tuned_flops(scenario)
     head = 2.0 * model.hidden * model.vocab + (2.0 * model.hidden**2 if model.family is Family.BERT else 0.0)
     blocks = sum(block_flops(model, layer, keys) for layer in range(model.layers))
     return 3.0 * scenario.tokens * (blocks + head)
+
+
+def tuned_flops(scenario: Scenario) -> float:
+    """FLOPs a token and step where parts are frozen: 2 an element forward, 2 for the input gradient where one passes,
+    2 for the weight gradient where the weight is trained; adapters 6 a parameter.
+    """
+    model, trainable, keys = scenario.model, scenario.training.trainable, counted_keys(scenario)
+    total = 0.0
+    for stage in range(scenario.stages):
+        for part, layer in scenario.parts(stage):
+            shapes = linear_shapes(replace(model, vocab_multiple=1), part, 1).values()
+            alike = model.experts_per_token if part is Part.EXPERTS else 1
+            matrices = (
+                alike * sum(out * inp for out, inp in shapes) + (part is Part.ROUTER) * model.hidden * model.experts
+            )
+            back = scenario.has_backward(part, layer)
+            total += 2.0 * (1 + back + (back and not trainable.is_frozen(part, layer))) * matrices
+            if trainable.lora:
+                total += 6.0 * alike * adapter_parameters(trainable.lora, model, part, 1)
+            if part in (Part.ATTENTION, Part.CROSS_ATTENTION):
+                total += 2.0 * (1 + 2 * back) * keys * model.heads * (model.qk_head_dim + model.value_head_dim)
+    return total
 
 
 def hardware_flops(

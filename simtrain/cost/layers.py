@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from simtrain.cost import attention, experts
+from simtrain.cost import adapters, attention, experts, fp8
 from simtrain.cost.ops import MatMul, Op, Sweep
 from simtrain.scenario.hardware import AcceleratorKind, Precision
 from simtrain.scenario.model import BlockKind, Family, Part
@@ -66,17 +66,22 @@ class Shapes:
         )
 
 
-def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int) -> Iterator[Op]:
-    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included."""
-    fp8 = c.linear is Precision.FP8
-    in_bytes = 1.0 if fp8 else c.e
+def _linear(c: Shapes, which: Pass, tokens: int, out: int, inp: int, *, normed: bool = False) -> Iterator[Op]:
+    """A linear layer [tokens, inp] -> [tokens, out] with both sizes those of one tensor rank; fp8 casts included.
+
+    ``normed``: the input comes straight from a norm, which may write it in fp8.
+    """
+    narrow = c.linear is Precision.FP8
+    in_bytes = 1.0 if narrow else c.e
     if which is Pass.FORWARD:
-        if fp8:  # quantise the input and its transpose for wgrad
-            yield Sweep(tokens * inp * (c.e + 2.0), 2.0)
+        if narrow:
+            if not (normed and fp8.norm_casts(c)):
+                yield from fp8.cast(c, tokens * inp)
+            yield from fp8.weight_cast(c, out * inp)
         yield MatMul(tokens, out, inp, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     elif which is Pass.INPUT_GRAD:
-        if fp8:
-            yield Sweep(tokens * out * (c.e + 2.0), 2.0)
+        if narrow:
+            yield from fp8.cast(c, tokens * out)
         yield MatMul(tokens, inp, out, c.linear, in_bytes=in_bytes, out_bytes=c.e)
     else:
         yield from _weight_grad(c, c.linear, tokens, out, inp, in_bytes)
@@ -233,10 +238,10 @@ def _attention(c: Shapes, which: Pass, block: BlockKind, cross: bool = False) ->
     kv_width = 2 * max(1, model.kv_heads // c.tp) * model.head_dim
     yield from _norm(c, which, model.hidden)
     if cross:  # queries from the decoder, keys and values from the encoder's output
-        yield from _linear(c, which, c.tokens, width, model.hidden)
+        yield from _linear(c, which, c.tokens, width, model.hidden, normed=True)
         yield from _linear(c, which, c.tokens, kv_width, model.hidden)
     else:
-        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden)
+        yield from _linear(c, which, c.tokens, width + kv_width, model.hidden, normed=True)
     yield from _qkv_extras(c, which, width + kv_width)
     yield from core(c, which, block, cross)
     yield from _linear(c, which, c.tokens, model.hidden, width)
@@ -247,7 +252,7 @@ def _mlp(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     model = c.scenario.model
     width = model.ffn_hidden // c.tp
     yield from _norm(c, which, model.hidden)
-    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden)
+    yield from _linear(c, which, c.tokens, width * (2 if model.gated_mlp else 1), model.hidden, normed=True)
     yield from _activation(c, which, width)
     yield from _linear(c, which, c.tokens, model.hidden, width)
     yield from _residual(c, which)
@@ -266,10 +271,10 @@ def _latent_attention(c: Shapes, which: Pass, block: BlockKind) -> Iterator[Op]:
     if model.q_lora_rank:
         yield from _linear(c, which, c.local_tokens, model.q_lora_rank, model.hidden)
         yield from _norm(c, which, model.q_lora_rank)
-    yield from _linear(c, which, c.tokens, queries, model.q_lora_rank or model.hidden)
+    yield from _linear(c, which, c.tokens, queries, model.q_lora_rank or model.hidden, normed=bool(model.q_lora_rank))
     yield from _linear(c, which, c.local_tokens, compressed, model.hidden)
     yield from _norm(c, which, model.kv_lora_rank)
-    yield from _linear(c, which, c.tokens, keys, model.kv_lora_rank)
+    yield from _linear(c, which, c.tokens, keys, model.kv_lora_rank, normed=True)
     if which is not Pass.WEIGHT_GRAD and not c.xla:  # rotate; join the rotated part to q and (shared) to k; copy v
         yield Sweep(2 * c.e * c.tokens * (2 * queries + heads * model.v_head_dim), 5.0)
     yield from core(c, which, block)
@@ -305,6 +310,34 @@ def _experts(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     if which is not Pass.WEIGHT_GRAD:
         yield from experts.unpermute(c.scenario, which is Pass.FORWARD, c.e)
     yield from _residual(c, which)
+
+
+def repeated(c: Shapes, part: Part) -> Iterator[Op]:
+    """What a block computes again under torch's operator-level selective checkpointing (``memory.by_operator``).
+
+    Attention and every other product of the block were kept; norms, activations and the other products run again:
+    keys, output and up projection of a gated block, output and down projection of one with a joint QKV product. Of
+    router and experts nothing is kept.
+    """
+    model, forward = c.scenario.model, Pass.FORWARD
+    if part in (Part.ROUTER, Part.EXPERTS):
+        yield from _PARTS[part](c, forward, BlockKind.DECODER)
+        return
+    width, kv_width = model.heads * model.head_dim // c.tp, max(1, model.kv_heads // c.tp) * model.head_dim
+    ffn = model.ffn_hidden // c.tp
+    yield from _norm(c, forward, model.hidden)
+    if part is Part.MLP:
+        if model.gated_mlp:
+            yield from _linear(c, forward, c.tokens, ffn, model.hidden)
+        yield from _activation(c, forward, ffn)
+        if not model.gated_mlp:
+            yield from _linear(c, forward, c.tokens, model.hidden, ffn)
+        return
+    if model.gated_mlp:
+        yield from _linear(c, forward, c.tokens, kv_width, model.hidden)
+        yield from _qkv_extras(c, forward, width + 2 * kv_width)
+    yield from _linear(c, forward, c.tokens, model.hidden, width)
+    yield from _residual(c, forward)
 
 
 def _embedding(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
@@ -363,7 +396,7 @@ _PARTS: dict[Part, Callable[[Shapes, Pass, BlockKind], Iterator[Op]]] = {
 }
 
 
-def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
+def ops(c: Shapes, which: Pass, part: Part, block: BlockKind, *, frozen: bool = False) -> tuple[Op, ...]:
     """Ops of one part of the model on one rank for one microbatch.
 
     Parameters
@@ -376,10 +409,13 @@ def ops(c: Shapes, which: Pass, part: Part, block: BlockKind) -> tuple[Op, ...]:
         EMBEDDING, ATTENTION, CORE, CROSS_ATTENTION, MLP, ROUTER, EXPERTS or HEAD.
     block
         Kind of block; it decides the mask.
+    frozen
+        The part's own weights get no gradient; adapters beside them may.
 
     Raises
     ------
     KeyError
         For a part that computes nothing.
     """
-    return tuple(_PARTS[part](c, which, block))
+    own = () if frozen and which is Pass.WEIGHT_GRAD else _PARTS[part](c, which, block)
+    return (*own, *adapters.ops(c, which, part))

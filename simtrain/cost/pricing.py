@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simtrain.cost import attention, collectives, experts, layers
+from simtrain.cost import attention, collectives, experts, layers, newton_schulz, offload
 from simtrain.cost.collectives import Transfer
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
-from simtrain.cost.memory import fold_pieces
+from simtrain.cost.memory import fold_pieces, states
 from simtrain.cost.ops import MatMul, Op, launches
 from simtrain.program.demand import Demand, TimeKind
 from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Dispatch, Scenario, Zero
+from simtrain.scenario.tuning import Fp8Kernels
 
 K = PieceKind
 
@@ -55,9 +57,15 @@ class Pricer:
 
     def ops(self, piece: Piece) -> tuple[Op, ...]:
         """Ops of a compute piece."""
+        if piece.kind is K.RECOMPUTE and self.scenario.selective_ops:
+            return tuple(layers.repeated(self.shapes, piece.part))
         block = self._block(piece)
-        found = [op for which in _PASSES[piece.kind] for op in layers.ops(self.shapes, which, piece.part, block)]
-        return tuple(found)
+        frozen = self._frozen(piece)
+        passes = _PASSES[piece.kind]
+        return tuple(op for which in passes for op in layers.ops(self.shapes, which, piece.part, block, frozen=frozen))
+
+    def _frozen(self, piece: Piece) -> bool:
+        return self.scenario.training.trainable.is_frozen(piece.part, piece.layer)
 
     def _block(self, piece: Piece) -> BlockKind:
         return self.scenario.model.block_kind(max(piece.layer, 0))
@@ -84,7 +92,9 @@ class Pricer:
         return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient, ways)
 
     def _piece(self, piece: Piece) -> _Price:
-        key = (piece._replace(layer=0), self._block(piece))
+        inner = piece.layer if piece.part is Part.SAVED else min(piece.layer, 0)
+        moe = self.scenario.model.is_moe(max(piece.layer, 0))
+        key = (piece._replace(layer=inner), self._block(piece), moe, self._frozen(piece))
         price = self._known.get(key)
         if price is None:
             price = self._known[key] = self._price(piece)
@@ -93,6 +103,8 @@ class Pricer:
     def _price(self, piece: Piece) -> _Price:
         if piece.kind in _PASSES:
             return self._compute(piece)
+        if piece.kind in (K.TO_HOST, K.FROM_HOST, K.HOST_OPTIMIZER):
+            return self._host(piece)
         if piece.kind is K.OPTIMIZER:
             return self._optimizer(piece)
         if piece.kind in _COLLECTIVES:
@@ -122,7 +134,7 @@ class Pricer:
         weight = piece.kind in (K.BACKWARD, K.WEIGHT_GRAD) and piece.part in gathered
         if not weight or not self.scenario.parallelism.sequence_parallel or tp == 1:
             return 0.0
-        payload = c.e * c.tokens * self.scenario.model.hidden
+        payload = self._gather_bytes(piece.part) * c.tokens * self.scenario.model.hidden
         transfer = collectives.collective(K.ALL_GATHER, payload, self._tensor_span(), self.scenario.cluster)
         return self._beside_product(transfer, ops)
 
@@ -148,22 +160,58 @@ class Pricer:
         mixed = self.shapes.e < 4.0
         copies = mixed and row.master_bytes > 0 and not stack.fp32_shards
         moved = row.read_write_bytes - (0.0 if copies else 6.0)  # no low-precision copy to write (read 4, write 2)
+        if stack.low_precision and mixed and row.master_bytes:  # every operand but an 8-bit state has half the bytes
+            own = 2.0 * row.state_bytes if row.quantised_state else 0.0
+            moved = own + (moved - own) / 2.0
         if copies and stack.grad_bytes < 4.0:
             moved += 2.0 + 4.0  # gradient to fp32
         if training.precision is Precision.FP16:
             moved += 8.0  # unscale and look for infinities
-        moved += 4.0 + 8.0  # norm, then clip
+        if not training.optimizer_in_backward:
+            moved += 4.0 + 8.0  # norm, then clip
         hbm = moved * n
-        seconds = hbm / self.device.hbm + self.device.constants.sweep_seconds
-        host = (2.0 + row.launches * self._tensors()) * stack.host_seconds_per_op
+        products, flops = self._newton_schulz(piece)
+        seconds = hbm / self.device.hbm + self.device.constants.sweep_seconds + products
+        host = (2.0 + row.launches * self._tensors(piece)) * stack.host_seconds_per_op
         split = {TimeKind.OPTIMIZER: seconds}
         if host > seconds:
             split[TimeKind.HOST] = host - seconds
-        return _Price(split, hbm_bytes=hbm, sm_share=1.0)
+        return _Price(split, flops=flops, hbm_bytes=hbm, sm_share=1.0)
 
-    def _tensors(self) -> float:
-        """Parameter tensors of one rank, roughly: twelve a block of its stages."""
-        return 12.0 * self.scenario.model.layers / self.scenario.parallelism.layout.pp
+    def _newton_schulz(self, piece: Piece) -> tuple[float, float]:
+        """(seconds, FLOP) of Muon's iterations: this rank's share, by parameters, of all matrices of the model."""
+        row, model = self.scenario.training.optimizer, self.scenario.model
+        if not row.newton_schulz:
+            return 0.0, 0.0
+        seconds = flops = 0.0
+        for moe, blocks in Counter(map(model.is_moe, range(model.layers))).items():
+            ops = tuple(newton_schulz.block(model, row.newton_schulz, self.shapes.core, moe=moe))
+            seconds += blocks * sum(self.device.seconds(op) for op in ops)
+            flops += blocks * sum(op.flops for op in ops)
+        share = piece.elements / model.parameters()
+        return share * seconds, share * flops
+
+    def _tensors(self, piece: Piece) -> float:
+        """Parameter tensors that a step covers, roughly: twelve a block of its stages; an adapter has two."""
+        trainable, layers_here = self.scenario.training.trainable, self.scenario.model.layers
+        inner = (Part.ATTENTION, Part.MLP)
+        each = 2.0 * sum(len(trainable.adapters(part)) for part in inner) if trainable.lora else 12.0
+        if piece.layer >= 0:
+            return each
+        return each * layers_here / self.scenario.parallelism.layout.pp if not self._early else 2.0
+
+    @property
+    def _early(self) -> bool:
+        return self.scenario.training.optimizer_in_backward
+
+    def _host(self, piece: Piece) -> _Price:
+        """A transfer to or from the host, or the host's optimizer step."""
+        scenario = self.scenario
+        host = offload.Host.of(scenario.cluster, scenario.training.offload.nvme_bandwidth)
+        if piece.kind is K.HOST_OPTIMIZER:
+            return _Price({TimeKind.OFFLOAD: offload.step_seconds(scenario, piece.elements, host)})
+        moved = offload.moved_bytes(scenario, piece)
+        return _Price({TimeKind.OFFLOAD: offload.transfer_seconds(scenario, piece, host)}, 0.0, moved, moved)
 
     def _payload(self, piece: Piece) -> tuple[float, int]:
         """(bytes of the whole tensor, calls) of a collective."""
@@ -172,13 +220,25 @@ class Pricer:
             return 4.0, 1
         if piece.part is Part.GRADIENT:
             return scenario.stack.reduce_bytes * piece.elements, 1
-        if piece.part is Part.PARAMETER or piece.axis == "cp":
+        if piece.part is Part.PARAMETER:
+            return states.gathered_bytes(scenario, piece.layer, piece.axis) * piece.elements, 1
+        if piece.axis == "cp":
             return c.e * piece.elements, 1
         if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
             return 4.0 * c.tokens, _LOSS_CALLS
         if piece.part is Part.EXPERTS:
             return experts.payload(scenario, piece, c.e), 1
-        return c.e * c.tokens * scenario.model.hidden, 1
+        width = self._gather_bytes(piece.part) if piece.kind is K.ALL_GATHER else c.e
+        return width * c.tokens * scenario.model.hidden, 1
+
+    def _gather_bytes(self, part: Part) -> float:
+        """Bytes an element of what sequence parallelism gathers for a product: fp8 where the cast comes first.
+
+        Transformer Engine casts inputs and output gradients of linear layers before it gathers them.
+        """
+        inner = part in (Part.ATTENTION, Part.CROSS_ATTENTION, Part.MLP)
+        narrow = self.scenario.training.fp8 is not None and self.scenario.stack.fp8 is Fp8Kernels.TRANSFORMER_ENGINE
+        return 1.0 if inner and narrow else self.shapes.e
 
     def _transfer(self, piece: Piece, payload: float) -> Transfer:
         span, cluster, scenario = piece.span or Span(1, 1, 1), self.scenario.cluster, self.scenario
@@ -201,7 +261,8 @@ class Pricer:
             and piece.kind is not K.ALL_GATHER
         ):
             block = self._block(piece)
-            seconds = self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
+            beside = layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block, frozen=self._frozen(piece))
+            seconds = self._beside_product(transfer, beside)
         # every byte received is written, every byte sent is read, a reduction reads the local operand too
         hbm = calls * transfer.wire_bytes * (2.0 if piece.kind in (K.ALL_GATHER, K.ALL_TO_ALL) else 3.0) + copy
         return _Price(

@@ -46,10 +46,21 @@ def _tokens(scenario: Scenario) -> float:
     return scenario.training.micro_batch * scenario.training.seq_len / scenario.parallelism.layout.cp
 
 
+def exchanges(scenario: Scenario, piece: Piece) -> bool:
+    """Whether a piece needs what other context ranks hold: it computes an attention core.
+
+    A weight gradient does not, since the core has no parameters; nor a recomputation that finds its output kept.
+    """
+    again = piece.kind is not K.RECOMPUTE or not scenario.selective_ops
+    cores = scenario.parallelism.layout.cp > 1 and piece.part in _PARTS and not piece.axis
+    return cores and again and piece.kind is not K.WEIGHT_GRAD
+
+
 class Exchange:
     """Context collectives of a scenario; ``group`` says how the context-parallel group lies on the machines."""
 
     def __init__(self, scenario: Scenario, group: Span) -> None:
+        self._scenario = scenario
         inner = scenario.parallelism.head_split
         self._kind = scenario.parallelism.cp_kind
         self._group = group
@@ -61,11 +72,8 @@ class Exchange:
         self._projected = query_elements(scenario) + self._kv
 
     def around(self, piece: Piece) -> Iterator[Piece]:
-        """The piece, with what its attention core exchanges before and behind it.
-
-        A weight gradient exchanges nothing: the core has no parameters.
-        """
-        if self._group.size == 1 or piece.part not in _PARTS or piece.kind is K.WEIGHT_GRAD:
+        """The piece, with what its attention core exchanges before and behind it."""
+        if not exchanges(self._scenario, piece):
             yield piece
             return
         backward = piece.kind in (K.BACKWARD, K.INPUT_GRAD)

@@ -26,6 +26,8 @@ class TimeKind(StrEnum):
     BUBBLE = "bubble"
     """Waiting for another rank."""
     INPUT = "input_stall"
+    OFFLOAD = "offload"
+    """Waiting for a transfer to or from the host, or for the host's optimizer step."""
 
 
 EXPOSED_COMMUNICATION = (TimeKind.TP, TimeKind.CP, TimeKind.DP_REDUCE, TimeKind.DP_GATHER, TimeKind.PP, TimeKind.EP)

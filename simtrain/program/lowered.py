@@ -35,6 +35,10 @@ class PieceKind(StrEnum):
     """Steps of a ring beside the attention core, each a message to the next rank; takes what the core does not hide."""
     SEND = "send"
     RECV = "recv"
+    TO_HOST = "to_host"
+    FROM_HOST = "from_host"
+    HOST_OPTIMIZER = "host_optimizer"
+    """The optimizer step of some parameters on the host's cores."""
 
 
 class Span(NamedTuple):
@@ -61,7 +65,8 @@ class Piece(NamedTuple):
     """Block number in the model; -1 where none applies."""
     axis: str = ""
     """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp), ep, etp, edp (that
-    of expert gradients); empty = none."""
+    of expert gradients); empty = none. A transfer to or from the host, and the step there, say along which group the
+    copies of their parameters lie."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding).
 
@@ -103,6 +108,9 @@ class Stream(StrEnum):
     REDUCE = "reduce"
     SEND = "send"
     RECV = "recv"
+    TO_HOST = "to_host"
+    FROM_HOST = "from_host"
+    HOST = "host"
 
 
 class Task(NamedTuple):

@@ -15,8 +15,9 @@ from itertools import pairwise
 from simtrain.program.actions import Action, ActionKind
 from simtrain.program.emitter import Emitter, Line, Slot
 from simtrain.program.lowered import ALONE, Piece, PieceKind, Span, Stream, TaskList, Work
+from simtrain.program.offloading import HostTraffic
 from simtrain.program.recipe import Recipe
-from simtrain.program.shards import Unit, buckets, by_axis, elements, wrap_units
+from simtrain.program.shards import Unit, buckets, by_axis, elements, split, wrap_units
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
 
@@ -67,7 +68,11 @@ class RankList:
         self.replicated = replicated
         self.zero3 = replicated and parallelism.zero is Zero.PARAMETERS
         self.sharded = replicated and parallelism.zero in (Zero.OPTIMIZER, Zero.GRADIENTS)
-        self.overlap_reduce = replicated and parallelism.overlap and stack.overlap_grad_reduce
+        self.host = HostTraffic(scenario, self.out)
+        self.early = scenario.training.optimizer_in_backward
+        self.fetching = self.zero3 or self.host.fetches
+        spread = parallelism.overlap and stack.overlap_grad_reduce if replicated else scenario.training.offload.overlap
+        self.overlap_reduce = self.early or (spread and (replicated or self.host.steps))
         self.overlap_gather = self.sharded and parallelism.overlap and stack.overlap_param_gather
         self.overlap_messages = parallelism.overlap and stack.overlap_p2p
         self.ends: dict[Action, int] = {}
@@ -76,7 +81,11 @@ class RankList:
         """What the next compute task waits for besides its inputs: blocking sends and reductions."""
         self.unit_ends: list[int] = []
         """Last compute task of each gathered unit, in order: they bound how far ahead gathers run."""
+        self.latest: tuple[int, ...] = ()
+        """Last compute task so far."""
         self.reductions: list[int] = []
+        self.behind: list[tuple[Unit, int]] = []
+        """With the optimizer in backward: reduced units that are not updated yet."""
 
     def build(self) -> tuple[TaskList, tuple[Slot, ...]]:
         """The list, and what each of its slots is used for."""
@@ -85,9 +94,10 @@ class RankList:
         for action in self.actions:
             deps = self._receive(action)
             reduce = action in reducing and self.overlap_reduce
-            busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
+            busy = self.fetching or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
+            busy = busy or bool(self.host.runs(action))
             whole = self.merge and not busy and not self._is_interrupted(action)
-            gather = self.zero3 or action in gathering
+            gather = self.fetching or action in gathering
             if whole:
                 end = self._whole(action, deps)
             else:
@@ -96,7 +106,8 @@ class RankList:
             self.ends[action] = end
             self._send(action, end)
             if action in reducing and not reduce:
-                for unit in by_axis(self.scenario, "gradients", self.scenario.parts(action.stage)):
+                units = by_axis(self.scenario, "gradients", self.scenario.parts(action.stage))
+                for unit in units if self.host.steps else self._shared(units):
                     self._reduce(unit, end)
                 self.awaited += self.reductions[-1:]
         self._update()
@@ -116,14 +127,19 @@ class RankList:
         While no other stream is busy, a collective that meets nobody stays in its run.
         """
         pieces = self.passes[action]
-        units = self._shared(wrap_units(self.scenario, action.stage)) if gather else ()
+        units = wrap_units(self.scenario, action.stage) if gather else ()
+        units = tuple(unit for unit in units if _touches(pieces, unit))
+        units = units if self.host.fetches else self._shared(units)
         needs = {_first(pieces, unit): unit for unit in units if self._is_gathered(unit, action)}
         leaves = {_last(pieces, unit) for unit in needs.values()}
-        shards = wrap_units(self.scenario, action.stage) if self.zero3 else buckets(self.scenario, action.stage)
+        whole = self.zero3 or self.host.steps or self.early
+        shards = wrap_units(self.scenario, action.stage) if whole else buckets(self.scenario, action.stage)
         ready: dict[int, list[Unit]] = {}
-        for unit in self._shared(shards) if reduce else ():
-            ready.setdefault(_last(pieces, unit), []).append(unit)
-        cuts = {0, len(pieces), *needs} | {i + 1 for i in leaves | set(ready)}
+        for unit in (shards if self.host.steps or self.early else self._shared(shards)) if reduce else ():
+            if unit.trained:
+                ready.setdefault(_last(pieces, unit), []).append(unit)
+        moves = _Moves(self.host, action, pieces, self.latest)
+        cuts = {0, len(pieces), *needs, *moves.starts} | {i + 1 for i in leaves | set(ready) | set(moves.stops)}
         apart = None if busy else self.joint
         cuts |= {j for i, piece in enumerate(pieces) if _stands_apart(piece, apart, self.merge) for j in (i, i + 1)}
         edges = sorted(cuts)
@@ -131,13 +147,17 @@ class RankList:
         for at, after in pairwise(edges):
             if at in needs:
                 deps = (*deps, self._gather(needs[at]))
+            deps += moves.before(at)
             run = pieces[at:after]
             end = self._compute(self._line(action, run, f"{_place(run)} {action.kind.value}"), action, deps)
             deps = ()
             if after - 1 in leaves:
                 self.unit_ends.append(end)
+            moves.behind(after - 1, end)
             for unit in ready.get(after - 1, ()):
                 self._reduce(unit, end)
+            if self.early:
+                self._step_behind(lag=int(self.replicated))
         return end
 
     def _shared(self, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
@@ -158,7 +178,9 @@ class RankList:
         if self.awaited:
             deps += tuple(self.awaited)
             self.awaited = []
-        return self.out.emit(line, action.microbatch, deps)
+        end = self.out.emit(line, action.microbatch, deps)
+        self.latest = (end,)
+        return end
 
     # -- messages between stages --------------------
 
@@ -205,7 +227,7 @@ class RankList:
 
     def _reducing(self) -> set[Action]:
         """Actions whose gradients are reduced: the last backward of each stage, or all of them without no-sync."""
-        if not self.replicated:
+        if not (self.replicated or self.host.steps or self.early):
             return set()
         grads = [a for a in self.actions if a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)]
         if self.scenario.training.sync_every_microbatch:
@@ -220,18 +242,48 @@ class RankList:
         """Forward needs every unit; backward again the blocks that were freed after forward (root units stay)."""
         if action.kind is ActionKind.FORWARD:
             return True
-        again = self.zero3 and self.scenario.parallelism.reshard_after_forward and unit.is_block
+        again = self.fetching and self.scenario.parallelism.reshard_after_forward and unit.is_block
         return again and action.kind is not ActionKind.WEIGHT_GRAD
 
     def _gather(self, unit: Unit) -> int:
         """ZeRO-3 gathers run ``prefetch`` units ahead of compute, ZeRO-1/2 gathers queue up at the start."""
         ahead = self.scenario.parallelism.prefetch if self.scenario.parallelism.overlap else 0
-        bound = self.unit_ends[-1 - ahead :][:1] if self.zero3 and len(self.unit_ends) > ahead else []
-        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit, tuple(bound))
+        if self.host.fetches:
+            ahead = min(ahead, self.host.ahead)
+        bound = tuple(self.unit_ends[-1 - ahead :][:1]) if self.fetching and len(self.unit_ends) > ahead else ()
+        if self.host.fetches:
+            bound = (self.host.fetch(unit, bound),)
+            if not self._shared((unit,)):
+                return bound[0]
+        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit, bound)
 
     def _reduce(self, unit: Unit, after: int) -> None:
-        kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
-        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, unit.axis, unit, (after,)))
+        if not unit.trained:
+            return
+        if self._shared((unit,)):
+            kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
+            trained = unit._replace(elements=unit.trained)
+            after = self._collective(Stream.REDUCE, kind, Part.GRADIENT, unit.axis, trained, (after,))
+        if self.host.steps:
+            after = self.host.gradients(unit, after)
+        if self.early:
+            self.behind.append((unit, after))
+        self.reductions.append(after)
+        if self.zero3 and len(self.reductions) > 1:  # FSDP2 post_backward: compute waits for the reduction before this
+            self.awaited.append(self.reductions[-2])
+
+    def _step_behind(self, *, lag: int) -> None:
+        """Update the units whose gradients are complete, but for the last ``lag`` of them, still in flight."""
+        count = max(0, len(self.behind) - lag)
+        for unit, after in self.behind[:count]:
+            piece = self._optimizer(unit, unit.parts[0][1])
+            self.out.emit(self.out.line(Stream.COMPUTE, (piece,), f"optimizer {unit.name}"), deps=(after,))
+        del self.behind[:count]
+
+    def _optimizer(self, unit: Unit, layer: int = -1) -> Piece:
+        """Update of this rank's share of a unit; spread experts are marked as such."""
+        part = Part.EXPERTS if unit.axis == "edp" else Part.PARAMETER
+        return Piece(K.OPTIMIZER, part, layer, elements=unit.trained / split(self.scenario, unit.axis))
 
     def _collective(
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]
@@ -253,24 +305,58 @@ class RankList:
         for axis in ("model", "dp") if self.sharded or self.zero3 else ("model",):
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
+        self._step_behind(lag=0)
         parts = [part for stage in self.stages for part in self.scenario.parts(stage)]
-        done = self.out.emit(
-            self.out.line(Stream.COMPUTE, self._steps(parts), "optimizer"), deps=(*deps, *self.awaited)
-        )
+        owned = by_axis(self.scenario, "weights", parts)
+        done = self._step(owned, (*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
-            for unit in by_axis(self.scenario, "weights", parts):
-                self._collective(
-                    Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, unit._replace(parts=()), (done,)
-                )
+            for unit in self._shared(owned):
+                weights = unit._replace(parts=(), elements=unit.trained)
+                self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, unit.axis, weights, (done,))
 
-    def _steps(self, parts: list[tuple[Part, int]]) -> tuple[Piece, ...]:
-        """Updates of what this rank owns; spread experts have an optimizer of their own (Megatron chains the two)."""
-        steps = []
-        for axis, part in (("dp", Part.PARAMETER), ("edp", Part.EXPERTS)):
-            owned = elements(self.scenario, (one for one in parts if self.scenario.gradient_axis(one[0]) == axis))
-            split = self.scenario.copies(axis) if self.sharded or self.zero3 else 1
-            steps += [Piece(K.OPTIMIZER, part, elements=owned / split)] if owned or axis == "dp" else []
-        return tuple(steps)
+    def _step(self, owned: tuple[Unit, ...], deps: tuple[int, ...]) -> int:
+        """The update of all that was not updated in backward: one kernel sequence, or unit by unit on the host.
+
+        Spread experts have an optimizer of their own (Megatron chains the two).
+        """
+        if self.host.steps:
+            units = tuple(unit for stage in self.stages for unit in wrap_units(self.scenario, stage) if unit.trained)
+            self.host.step(units, deps)
+        elif not self.early:
+            steps = tuple(self._optimizer(unit) for unit in owned if unit.trained or unit.axis == "dp")
+            return self.out.emit(self.out.line(Stream.COMPUTE, steps, "optimizer"), deps=deps)
+        return len(self.out.tasks) - 1
+
+
+class _Moves:
+    """Where in the pieces of an action activations leave the device or return to it."""
+
+    def __init__(self, host: HostTraffic, action: Action, pieces: tuple[Piece, ...], before: tuple[int, ...]) -> None:
+        self._host, self._action, self._before = host, action, before
+        self._forward = action.kind is ActionKind.FORWARD
+        places = {run: [i for i, piece in enumerate(pieces) if piece.layer in run] for run in host.runs(action)}
+        self.starts = {places[run][0]: run for run in places}
+        self.stops = {places[run][-1]: run for run in places}
+        self._ends: list[int] = []
+
+    def before(self, at: int) -> tuple[int, ...]:
+        """What the piece at ``at`` waits for: in forward room for one more block, in backward its activations."""
+        if at not in self.starts:
+            return ()
+        if self._forward:
+            return self._host.room()
+        ahead = self._host.ahead
+        bound = tuple(self._ends[-1 - ahead :][:1]) if len(self._ends) > ahead else self._before
+        return (self._host.restore(self._action, self.starts[at], bound),)
+
+    def behind(self, last: int, end: int) -> None:
+        """Once the piece at ``last`` has run, as task ``end``."""
+        if last not in self.stops:
+            return
+        if self._forward:
+            self._host.save(self._action, self.stops[last], end)
+        else:
+            self._ends.append(end)
 
 
 class _Passes:
@@ -314,6 +400,10 @@ def _feeds(kind: ActionKind) -> tuple[ActionKind, ...]:
 
 def _first(pieces: tuple[Piece, ...], unit: Unit) -> int:
     return next(i for i, piece in enumerate(pieces) if (piece.part, piece.layer) in unit.parts)
+
+
+def _touches(pieces: tuple[Piece, ...], unit: Unit) -> bool:
+    return any((piece.part, piece.layer) in unit.parts for piece in pieces)
 
 
 def _last(pieces: tuple[Piece, ...], unit: Unit) -> int:

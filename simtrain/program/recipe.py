@@ -50,6 +50,8 @@ class Recipe:
         pieces: list[Piece] = []
         seen = -1
         for part, layer in reversed(self._scenario.parts(stage)):
+            if not self._scenario.has_backward(part, layer):
+                break
             if layer in runs and layer != seen:
                 seen = layer
                 pieces += self._recompute(runs[layer], stage)
@@ -58,7 +60,8 @@ class Recipe:
 
     def weight_grad(self, stage: int) -> tuple[Piece, ...]:
         """Pieces of the weight-gradient half of a split backward."""
-        return tuple(Piece(K.WEIGHT_GRAD, part, layer) for part, layer in reversed(self._scenario.parts(stage)))
+        parts = (one for one in reversed(self._scenario.parts(stage)) if self._scenario.has_backward(*one))
+        return tuple(Piece(K.WEIGHT_GRAD, part, layer) for part, layer in parts)
 
     def _recompute(self, run: tuple[int, ...], stage: int) -> Iterator[Piece]:
         for part, layer in self._scenario.parts(stage):
@@ -116,7 +119,8 @@ class Recipe:
             return
         if self._sequence and part is not Part.HEAD:
             yield self._collective(K.ALL_GATHER, part, layer, backward=True)
-        if part is Part.ATTENTION and self._scenario.training.recompute is Recompute.SELECTIVE:
+        selective = self._scenario.training.recompute is Recompute.SELECTIVE and not self._scenario.selective_ops
+        if part is Part.ATTENTION and selective:
             yield from self._context.around(Piece(K.RECOMPUTE, Part.CORE, layer))
         yield from self._context.around(Piece(kind, part, layer))
         if self._tensor.size > 1 and part is not Part.EMBEDDING:

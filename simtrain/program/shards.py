@@ -18,6 +18,8 @@ class Unit(NamedTuple):
     """Parameters a tensor rank."""
     axis: str = "dp"
     """Process group that gathers or reduces it."""
+    trained: float = 0.0
+    """Those of its parameters that get a gradient."""
 
     @property
     def is_block(self) -> bool:
@@ -27,7 +29,18 @@ class Unit(NamedTuple):
 
 def elements(scenario: Scenario, parts: Iterable[tuple[Part, int]]) -> float:
     """Parameters that one tensor rank holds of some parts."""
-    return sum(scenario.part_parameters(part, layer) for part, layer in parts)
+    return sum(scenario.part_parameters(one, layer) + scenario.adapter_parameters(one, layer) for one, layer in parts)
+
+
+def trained_elements(scenario: Scenario, parts: Iterable[tuple[Part, int]]) -> float:
+    """Parameters of some parts, a tensor rank, that get a gradient."""
+    return sum(scenario.trainable_parameters(part, layer) for part, layer in parts)
+
+
+def unit_of(scenario: Scenario, name: str, parts: Iterable[tuple[Part, int]], axis: str) -> Unit:
+    """A unit of some parts, all of which have their copies along ``axis``."""
+    parts = tuple(parts)
+    return Unit(name, parts, elements(scenario, parts), axis, trained_elements(scenario, parts))
 
 
 def wrap_units(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
@@ -40,7 +53,7 @@ def wrap_units(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
         axis = scenario.gradient_axis(part)
         name = part.value if layer < 0 else f"block {layer}"
         found.setdefault((f"experts {layer}" if axis == "edp" else name, axis), []).append((part, layer))
-    return tuple(Unit(name, tuple(parts), elements(scenario, parts), axis) for (name, axis), parts in found.items())
+    return tuple(unit_of(scenario, name, parts, axis) for (name, axis), parts in found.items())
 
 
 def buckets(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
@@ -53,22 +66,23 @@ def buckets(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
     open_: dict[str, list[tuple[Part, int]]] = {}
     for part in reversed(scenario.parts(stage)):
         axis = scenario.gradient_axis(part[0])
-        if axis not in open_ or elements(scenario, open_[axis]) >= size:
+        if not scenario.trainable_parameters(*part):
+            continue
+        if axis not in open_ or trained_elements(scenario, open_[axis]) >= size:
             open_[axis] = []
             filled.append((axis, open_[axis]))
         open_[axis].append(part)
-    return tuple(
-        Unit(f"bucket {i}", tuple(parts), elements(scenario, parts), axis) for i, (axis, parts) in enumerate(filled)
-    )
+    return tuple(unit_of(scenario, f"bucket {i}", parts, axis) for i, (axis, parts) in enumerate(filled))
 
 
 def by_axis(scenario: Scenario, name: str, parts: Iterable[tuple[Part, int]]) -> tuple[Unit, ...]:
-    """One unit for each process group that holds copies of some of the parts; groups of one rank have none to meet."""
+    """One unit for each process group that holds copies of some of the parts."""
     found: dict[str, list[tuple[Part, int]]] = {}
     for part, layer in parts:
         found.setdefault(scenario.gradient_axis(part), []).append((part, layer))
-    return tuple(
-        Unit(name, tuple(held), elements(scenario, held), axis)
-        for axis, held in found.items()
-        if scenario.copies(axis) > 1
-    )
+    return tuple(unit_of(scenario, name, held, axis) for axis, held in found.items())
+
+
+def split(scenario: Scenario, axis: str) -> int:
+    """Ranks that divide the update of what they hold copies of among them (ZeRO)."""
+    return scenario.copies(axis) if scenario.parallelism.zero else 1

@@ -117,7 +117,8 @@ def _cards(summary: Summary) -> str:
     inner = "\n".join(
         f"<div class=card><span>{label}</span><b>{value}</b><small>{note}</small></div>" for label, value, note in cards
     )
-    return f"<div class=cards>\n{inner}\n</div>\n<p><b>Binds:</b> {escape(summary['binds']['text'])}.</p>"
+    host = f"<p><b>Host memory:</b> {escape(text.host(summary))}</p>" if text.host(summary) else ""
+    return f"<div class=cards>\n{inner}\n</div>\n<p><b>Binds:</b> {escape(summary['binds']['text'])}.</p>{host}"
 
 
 def _figure(drawing: str | bytes) -> str:

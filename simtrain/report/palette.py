@@ -38,6 +38,7 @@ class Band(StrEnum):
     HOST = "host"
     CONTENTION = "contention"
     INPUT = "input stall"
+    OFFLOAD = "offload"
 
 
 BAND_COLOUR = {
@@ -55,6 +56,7 @@ BAND_COLOUR = {
     Band.HOST: "#8a8f98",
     Band.CONTENTION: "#3b3f46",
     Band.INPUT: "#7a1f3d",
+    Band.OFFLOAD: "#4f6d2f",
 }
 LIGHT = (Band.OPTIMIZER, Band.WEIGHT_GRAD, Band.RECOMPUTE, Band.TP)
 """Bands that carry dark text."""
@@ -79,6 +81,7 @@ TIME_BAND = {
     TimeKind.EP: Band.EP,
     TimeKind.CONTENTION: Band.CONTENTION,
     TimeKind.INPUT: Band.INPUT,
+    TimeKind.OFFLOAD: Band.OFFLOAD,
 }
 TIME_COLOUR = {
     TimeKind.COMPUTE: BAND_COLOUR[Band.FORWARD],

@@ -7,7 +7,9 @@ from typing import Any
 
 from simtrain.cost.experts import expert_rows, imbalance
 from simtrain.cost.flops import CONVENTION, hardware_flops, model_flops, naive_step_time, peak
-from simtrain.cost.memory import verdict
+from simtrain.cost.memory import loading, verdict
+from simtrain.cost.offload import host_memory
+from simtrain.program.demand import Memory
 from simtrain.scenario.scenario import Scenario
 from simtrain.trace.communication import communication_table
 from simtrain.trace.memory import MemoryProfile
@@ -33,7 +35,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
     cluster, step = scenario.cluster, trace.step_time
     rate = scenario.tokens / step
     budget = cluster.devices * peak(scenario) * step
-    memory = _memory(scenario, trace, profile)
+    memory, host = _memory(scenario, trace, profile), host_memory(scenario)
     executed = hardware_flops(trace.lowered, trace.demands, trace.sim_rank, trace.task)
     return {
         "scenario": scenario.name,
@@ -53,8 +55,9 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "hfu_formula": "matrix FLOPs executed, recomputation included / (devices x dense peak x step time)",
         "naive_step_time_s": naive_step_time(scenario, executed),
         "measured": _measured(scenario, step),
-        "fits": memory["fits"],
+        "fits": memory["fits"] and (host is None or host["fits"]),
         "memory": memory,
+        "host_memory": host,
         "time": summarise_time(time_split(trace)),
         "communication": communication_table(trace, inside=cluster.scale_up.name, between=cluster.scale_out.name),
         "binds": binds(trace, matrix_peak=peak(scenario), memory_bandwidth=cluster.accelerator.memory_bandwidth),
@@ -62,7 +65,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "stages": scenario.stages,
         "simulated_ranks": len(trace.lowered.ranks),
         "tasks": len(trace.end),
-        "warnings": _warnings(scenario, memory),
+        "warnings": _warnings(scenario, memory, host),
     }
 
 
@@ -85,13 +88,13 @@ def _experts(scenario: Scenario) -> dict[str, Any]:
 
 def _memory(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[str, Any]:
     reserve = scenario.stack.reserve_fraction
-    peaks = [profile.peak(index) for index in range(len(profile.ranks))]
+    peaks = [_peak(scenario, trace, profile, index) for index in range(len(profile.ranks))]
     verdicts = [verdict(by, capacity=profile.capacity, reserve_fraction=reserve) for _, _, by in peaks]
     worst = max(range(len(peaks)), key=lambda index: verdicts[index].needed)
     ranks = trace.lowered.ranks
     return {
         "peak_bytes": verdicts[worst].needed,
-        "allocated_peak_bytes": peaks[worst][1],
+        "allocated_peak_bytes": max(held - by.get(Memory.RUNTIME, 0.0) for _, held, by in peaks),
         "capacity_bytes": profile.capacity,
         "margin_bytes": verdicts[worst].margin,
         "fits": all(one.fits for one in verdicts),
@@ -112,6 +115,15 @@ def _memory(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[st
     }
 
 
+def _peak(
+    scenario: Scenario, trace: Trace, profile: MemoryProfile, index: int
+) -> tuple[float, float, dict[Memory, float]]:
+    """Time, bytes and categories of the peak of the step, or of loading before it (at 0 s)."""
+    before = loading(scenario, dict(trace.lowered.ranks[index].coordinate).get("pp", 0))
+    step = profile.peak(index)
+    return step if step[1] >= sum(before.values()) else (0.0, sum(before.values()), before)
+
+
 def _measured(scenario: Scenario, step: float) -> dict[str, Any] | None:
     published: Mapping[str, Any] = scenario.measured
     if not published:
@@ -127,10 +139,13 @@ def _measured(scenario: Scenario, step: float) -> dict[str, Any] | None:
     }
 
 
-def _warnings(scenario: Scenario, memory: Mapping[str, Any]) -> list[str]:
+def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, Any] | None) -> list[str]:
     found = []
     if not memory["fits"]:
         found.append(f"does not fit: {-memory['margin_bytes'] / 2**30:.1f} GiB over on rank {memory['peak_rank']}")
+    if host and not host["fits"]:
+        over = (host["needed_bytes"] - host["capacity_bytes"]) / 2**30
+        found.append(f"does not fit in the RAM of a {host['machine']}: {over:.1f} GiB over")
     if scenario.cluster.network_is_default and scenario.cluster.machines > 1:
         found.append(f"network between machines not given: {scenario.cluster.network_name} assumed")
     return found

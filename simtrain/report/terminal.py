@@ -43,6 +43,8 @@ def _screen(summary: Summary, console: Console, files: Sequence[Path]) -> Iterab
     yield Text()
     yield from _time(summary, console.width, bars)
     yield from _memory(summary, console.width, bars)
+    if text.host(summary):
+        yield _line("host memory", Text(text.host(summary)))
     yield _line("binds", Text(summary["binds"]["text"]))
     if summary["communication"]:
         yield Text()

@@ -60,7 +60,7 @@ def verdict(summary: Summary) -> str:
     """Whether the job fits, and by how much."""
     memory = summary["memory"]
     margin, capacity = memory["margin_bytes"], memory["capacity_bytes"]
-    if summary["fits"]:
+    if margin >= 0:
         return f"fits, {format_bytes(margin)} to spare ({margin / capacity:.0%})"
     return f"does not fit: {format_bytes(-margin)} too much"
 
@@ -69,6 +69,18 @@ def fullest(summary: Summary) -> str:
     """Which rank and stage needs most."""
     memory = summary["memory"]
     return f"rank {memory['peak_rank']}" + (f", stage {memory['peak_stage']}" if summary["stages"] > 1 else "")
+
+
+def host(summary: Summary) -> str:
+    """RAM that offloading needs of a machine, and by what; empty where nothing leaves the device."""
+    found = summary.get("host_memory")
+    if not found:
+        return ""
+    parts = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in found["by_category"].items() if size)
+    drives = f", {format_bytes(found['nvme_bytes'])} on drives" if found["nvme_bytes"] else ""
+    verdict = "fits" if found["fits"] else "does not fit"
+    amount = f"{format_bytes(found['needed_bytes'])} of {format_bytes(found['capacity_bytes'])}"
+    return f"{amount}  {verdict}{drives}  ({found['machine']}: {parts} GiB)"
 
 
 def time_rows(summary: Summary) -> list[tuple[TimeKind, str, float, float]]:

@@ -26,6 +26,7 @@ ORDER = (
     TimeKind.DP_GATHER,
     TimeKind.CONTENTION,
     TimeKind.INPUT,
+    TimeKind.OFFLOAD,
     TimeKind.BUBBLE,
 )
 """What is useful first, what waits last."""

@@ -27,9 +27,6 @@ def not_modelled(spec: ScenarioFile, problems: Problems) -> None:
         ("cluster.placement", spec.cluster.placement not in (None, "auto", "packed"), "placements other than packed"),
         ("cluster.degraded", bool(spec.cluster.degraded), "degraded devices and links"),
         ("model.op_table", spec.model.op_table is not None, "operator tables"),
-        ("training.trainable", spec.training.trainable not in (None, "all"), "LoRA and frozen parts"),
-        ("training.offload", spec.training.offload not in (None, "none", {}, False), "offloading"),
-        ("training.precision", spec.training.precision == "fp8", "fp8 training"),
         ("parallelism.schedule", spec.parallelism.schedule in LATER_SCHEDULES, f"schedule {spec.parallelism.schedule}"),
     ]
     for key, used, what in later:
@@ -41,7 +38,7 @@ def precision(accelerator: Accelerator, wanted: Precision, problems: Problems) -
     """The matrix unit must have a rate at the precision; fp32 runs on the vector unit everywhere."""
     if wanted is Precision.FP32 or wanted in accelerator.matrix_peak:
         return
-    has = sorted({Precision.FP32, *accelerator.matrix_peak} - {Precision.FP8}, key=list(Precision).index)
+    has = sorted({Precision.FP32, *accelerator.matrix_peak}, key=list(Precision).index)
     problems.add("training.precision", f"{accelerator.name} has no {wanted} matrix rate; choose from {', '.join(has)}")
 
 

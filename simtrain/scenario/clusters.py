@@ -86,6 +86,7 @@ def cluster(found: Hardware, devices: int, jitter: float) -> Cluster:
         network_name=found.network_name,
         network_is_default=found.network_is_default,
         jitter=Jitter(jitter),
+        host=found.usual,
     )
 
 

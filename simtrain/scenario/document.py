@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from simtrain.scenario.scenario import Recompute, Scenario
+from simtrain.scenario.scenario import Recompute, Scenario, Training
 from simtrain.scenario.schema import NetworkSpec, ScenarioFile
 
 
@@ -40,13 +40,16 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "accumulation": built.microbatches,
             "seq_len": training.seq_len,
             "precision": training.precision.value,
-            "optimizer": training.optimizer.name,
+            "optimizer": {"name": training.optimizer.name, "in_backward": True}
+            if training.optimizer_in_backward
+            else training.optimizer.name,
             "recompute": recompute,
             "attention": training.attention.value,
             "sync_every_microbatch": training.sync_every_microbatch,
             **({"packed_length": list(training.documents)} if training.documents else {}),
             "capacity_factor": training.capacity_factor or None,
             "imbalance": {"sigma": training.imbalance_sigma} if training.imbalance_sigma else training.imbalance,
+            **_tuning(training),
         },
         "parallelism": {
             **{axis: layout.degree(axis) for axis in ("dp", "tp", "pp", "cp", "ep")},
@@ -69,6 +72,27 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
         filled["measured"] = _with_units(dict(built.measured))
     filled["defaults"] = list(built.defaults)
     return filled
+
+
+def _tuning(training: Training) -> dict[str, Any]:
+    """fp8, trainable and offload as their file would say them; nothing where they are plain."""
+    found: dict[str, Any] = {}
+    trainable, offload = training.trainable, training.offload
+    if training.fp8:
+        found["fp8"] = {"recipe": training.fp8.recipe.value, "primary": training.fp8.primary}
+    if trainable.lora:
+        lora = asdict(trainable.lora) | {"targets": list(trainable.lora.targets), "base": trainable.lora.base.value}
+        found["trainable"] = {"lora": lora}
+    elif not trainable.everything:
+        found["trainable"] = {"frozen": list(trainable.frozen)}
+        if trainable.frozen_blocks:
+            found["trainable"]["frozen_blocks"] = trainable.frozen_blocks
+    if offload.active:
+        found["offload"] = {key: getattr(offload, key).value for key in ("optimizer", "parameters", "activations")}
+        found["offload"]["overlap"] = offload.overlap
+        if offload.nvme_bandwidth:
+            found["offload"]["nvme_bandwidth"] = f"{offload.nvme_bandwidth!r} B/s"
+    return found
 
 
 def _network(spec: NetworkSpec | None) -> Any:

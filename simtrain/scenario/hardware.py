@@ -136,6 +136,10 @@ class Machine:
     local_storage_bytes: float = 0.0
     usd_per_hour: float | None = None
     price_note: str = ""
+    ram_bandwidth: float = 0.0
+    """byte/s of all sockets, by channels and rate; 0 = not known (``cost.offload`` then goes by cores)."""
+    host_links: int = 0
+    """PCIe links between the CPUs and the accelerators; 0 = one an accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,8 @@ class Cluster:
     network_name: str = ""
     network_is_default: bool = False
     jitter: Jitter = Jitter()
+    host: Machine | None = None
+    """The machine, or the one its accelerator usually sits in: cores, RAM and PCIe of offloading."""
 
     @property
     def machines(self) -> int:

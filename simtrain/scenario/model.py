@@ -54,6 +54,8 @@ class Part(StrEnum):
     """Parameter gradients (``elements`` of them a tensor rank)."""
     PARAMETER = "parameter"
     """Parameters (``elements`` of them a tensor rank)."""
+    SAVED = "saved"
+    """What a block, or a run of blocks with one checkpoint, keeps for its backward."""
     NORM = "norm"
     """The scalar of gradient clipping."""
 

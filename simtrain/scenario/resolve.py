@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simtrain.scenario import checks, clusters, contexts, models
+from simtrain.scenario import checks, clusters, contexts, models, tunings
 from simtrain.scenario.document import document
 from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
@@ -69,6 +69,7 @@ class _Resolver:
         stack = self._stack(accelerator)
         optimizer = self._optimizer()
         precision = self._precision(accelerator)
+        stack = stack.at(precision) if stack and precision else stack
         checks.not_modelled(spec, problems)
         given, usual_length = models.base(spec.model, problems)
         seq_len = self._seq_len(usual_length)
@@ -85,6 +86,9 @@ class _Resolver:
         training = self._training(accelerator, stack, optimizer, precision, seq_len, batch, parallelism)
         if model and training and parallelism and stack:
             contexts.check(model, training, parallelism, stack, problems)
+            tuned = tunings.tune(spec.training, training, parallelism, model, stack, found, self.tables, problems)
+            self.defaults += tuned.defaults
+            training = tuned.training
         if problems.found or not (layout and model and training and parallelism and stack):
             return None
         seed = self._or(spec.seed, "seed", 0)
@@ -112,7 +116,8 @@ class _Resolver:
         return clusters.look_up(self.tables.stacks, name, "stack", "stack", self.problems)
 
     def _optimizer(self) -> Optimizer | None:
-        name = self._or(self.spec.training.optimizer, "training.optimizer", OPTIMIZER)
+        said = self.spec.training.optimizer
+        name = self._or(said.name if said else None, "training.optimizer", OPTIMIZER)
         return clusters.look_up(self.tables.optimizers, name, "training.optimizer", "optimizer", self.problems)
 
     def _precision(self, accelerator: Accelerator | None) -> Precision | None:

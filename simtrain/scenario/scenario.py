@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
 from simtrain.scenario.hardware import Cluster, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import BlockKind, Model, Part
+from simtrain.scenario.tuning import Fp8, Fp8Kernels, Offload, Trainable, adapter_parameters
 
 
 class Recompute(StrEnum):
@@ -69,6 +70,19 @@ class Dispatch(StrEnum):
     """A token travels once to each machine with experts of its own, and on inside (DeepEP; Megatron ``flex``)."""
 
 
+class Loss(StrEnum):
+    """How the cross entropy is computed, which decides what it holds a logit."""
+
+    IN_PLACE = "in_place"
+    """Megatron's vocabulary-parallel loss: everything in one fp32 copy of the logits."""
+    EAGER = "eager"
+    """Framework operations: log-softmax and its gradients in fp32, one tensor each."""
+    COMPILED = "compiled"
+    """Loss and gradient follow from the logits alone."""
+    CHUNKED = "chunked"
+    """As compiled, and the gradient a few tokens at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """An optimizer row (``hardware_specs/optimizers.yaml``)."""
@@ -82,6 +96,15 @@ class Optimizer:
     """HBM bytes moved a parameter in one step of the optimizer, mixed precision, gradients and weights included."""
     launches: float
     """Kernel launches a step for each parameter tensor (0.0 = fused multi-tensor, negligible)."""
+    temporary_bytes: float = 0.0
+    """Bytes a parameter that the step holds beside the state (foreach kernels write whole intermediate lists)."""
+    quantised_state: bool = False
+    """State keeps its own 8-bit format whatever the parameters'; else moments of 16-bit parameters without a master
+    copy are 16-bit too."""
+    newton_schulz: float = 0.0
+    """Newton-Schulz iterations a step on every matrix inside blocks (Muon)."""
+    vector_state_bytes: float = 0.0
+    """State of what is no matrix inside a block, which such a row leaves to AdamW; read with ``newton_schulz``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +143,7 @@ class Stack:
     tp_grad_full_recompute: bool = True
     """Full recomputation repeats the forward's tensor-parallel collectives (Megatron)."""
     runtime_bytes: float = 0.0
-    """Context, libraries and communicator buffers a device, byte."""
+    """CUDA context and libraries a device, byte; NCCL's communicators come on top (``memory.states``)."""
     reserve_fraction: float = 0.0
     """Allocator reserve over the allocated peak."""
     fused_grad_accumulation: bool = False
@@ -131,7 +154,33 @@ class Stack:
     """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight gradient."""
     fused_linear_bias: bool = True
     """The bias of a linear layer is added in the product's epilogue."""
+    loss: Loss = Loss.IN_PLACE
+    fp32_logits: bool = False
+    """The model hands its logits over in fp32, whatever the loss."""
+    selective_ops: bool = False
+    """``recompute: selective`` is torch's by operator: attention and every other product are kept (torchtitan "op")."""
+    repeats_kv: bool = False
+    """Keys and values of grouped-query attention are repeated to all heads before the attention kernel."""
+    keeps_buckets: bool = False
+    """The reduction bucket is held all step, whatever the ZeRO stage (DeepSpeed's contiguous gradients)."""
+    fp16_grad_bytes: float = 0.0
+    """``grad_bytes`` and ``reduce_bytes`` in fp16 training, which loss scaling keeps in range; 0 = as in bf16."""
+    grad_copy_bytes: float = 0.0
+    """Bytes a parameter of a low-precision gradient that stays beside the fp32 one it is added to."""
+    fp8: Fp8Kernels = Fp8Kernels.NONE
+    """Library of fp8 linear layers."""
+    loads_gathered: bool = False
+    """A checkpoint is loaded with all parameters gathered on every rank (FSDP's full state dictionary)."""
+    low_precision: bool = False
+    """Weights, gradients and moments all stay in the 16-bit format: no fp32 copy anywhere (torchtune, lit-gpt)."""
     source: str = ""
+
+    def at(self, precision: Precision) -> Stack:
+        """The stack as it runs at a precision."""
+        if precision is not Precision.FP16 or not self.fp16_grad_bytes:
+            return self
+        half = self.fp16_grad_bytes
+        return replace(self, grad_bytes=half, reduce_bytes=half, grad_copy_bytes=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +211,13 @@ class Training:
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each document of a sequence; they sum to ``seq_len``."""
         return self.documents or (self.seq_len,)
+
+    fp8: Fp8 | None = None
+    """Recipe where ``precision`` is fp8."""
+    trainable: Trainable = field(default_factory=Trainable)
+    offload: Offload = field(default_factory=Offload)
+    optimizer_in_backward: bool = False
+    """Each unit is updated, and its gradient freed, as soon as its gradient is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +301,7 @@ class Scenario:
         Blocks that appear in no run keep all their activations (or, with selective recomputation, all but the core's).
         """
         blocks, mode = self.stage_range(stage), self.training.recompute
-        if mode is Recompute.FULL:
+        if mode is Recompute.FULL or self.selective_ops:
             return tuple((block,) for block in blocks)
         if mode is Recompute.BLOCKS:
             return tuple((block,) for block in blocks[: self.training.recompute_layers])
@@ -275,6 +331,39 @@ class Scenario:
         if part is Part.HEAD and self.has_tied_copy:
             count += self.model.padded_vocab(tp) / tp * self.model.hidden
         return count
+
+    def adapter_parameters(self, part: Part, layer: int) -> float:
+        """Low-rank adapter parameters of a part on one tensor rank; 0 without LoRA."""
+        lora, (ranks, alike) = self.training.trainable.lora, self.linear_split(part)
+        return alike * adapter_parameters(lora, self.model, part, ranks) if lora else 0.0
+
+    def linear_split(self, part: Part) -> tuple[int, int]:
+        """(Ranks that share each linear layer of a part, layers alike that a rank holds: its experts, else 1)."""
+        layout = self.parallelism.layout
+        return (layout.expert_tensor, self.model.experts // layout.ep) if part is Part.EXPERTS else (layout.tp, 1)
+
+    def trainable_parameters(self, part: Part, layer: int) -> float:
+        """Parameters of a part on one tensor rank that get a gradient and optimizer state."""
+        own = 0.0 if self.training.trainable.is_frozen(part, layer) else self.part_parameters(part, layer)
+        return own + self.adapter_parameters(part, layer)
+
+    def has_backward(self, part: Part, layer: int) -> bool:
+        """Whether a gradient reaches a part: it, or a part before it in the model, is trained."""
+        trainable = self.training.trainable
+        if trainable.everything or trainable.is_trained(Part.EMBEDDING, -1):
+            return True
+        for stage in range(self.stages):
+            for other in self.parts(stage):
+                if trainable.is_trained(*other):
+                    return True
+                if other == (part, layer):
+                    return False
+        return False
+
+    @property
+    def selective_ops(self) -> bool:
+        """Whether selective recomputation is torch's by operator: blocks run again without what was kept."""
+        return self.training.recompute is Recompute.SELECTIVE and self.stack.selective_ops
 
     @property
     def has_tied_copy(self) -> bool:

@@ -215,6 +215,62 @@ Dispatch = Literal["alltoall", "allgather", "deduplicated"]
 Kernel = Literal["unfused", "flash2", "flash3", "cudnn", "xla"]
 
 
+class OptimizerSpec(Section):
+    """An optimizer row, and when it runs."""
+
+    name: Name = None
+    in_backward: Flag = None
+
+
+class Fp8Spec(Section):
+    """How linear layers scale to fp8, and whether their weights live in fp8 alone."""
+
+    recipe: Literal["delayed", "current", "block", "mxfp8"] | None = None
+    primary: Flag = None
+
+
+class LoraSpec(Section):
+    """Low-rank adapters; targets by our names or those of Hugging Face models."""
+
+    rank: Annotated[int, Field(ge=1, le=100_000)] = 8
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | Annotated[int, Field(gt=0, le=1_000_000)] | None = None
+    targets: list[str] | str | None = None
+    base: Literal["bf16", "nf4", "nf4-double"] | None = None
+
+
+class TrainableSpec(Section):
+    """What is trained: adapters (``qlora`` is ``lora`` over 4-bit weights), or all but some parts."""
+
+    lora: LoraSpec | None = None
+    qlora: LoraSpec | None = None
+    frozen: list[Literal["embedding", "attention", "mlp", "head"]] | None = None
+    frozen_blocks: Annotated[int | None, Count(10_000)] = None
+
+
+PlaceName = Literal["device", "cpu", "nvme"]
+
+
+class OffloadSpec(Section):
+    """What lives outside the device between uses."""
+
+    optimizer: PlaceName | None = None
+    parameters: PlaceName | None = None
+    activations: PlaceName | None = None
+    overlap: Flag = None
+    storage: Name = None
+    nvme_bandwidth: Bandwidth = None
+
+
+def _trainable(value: object) -> object:
+    return None if value in ("all", "auto") else value
+
+
+def _offload(value: object) -> object:
+    if value in ("none", "auto", False):
+        return None
+    return {value: "cpu"} if isinstance(value, str) else value
+
+
 class TrainingSpec(Section):
     """How the job trains; batches in sequences."""
 
@@ -223,13 +279,26 @@ class TrainingSpec(Section):
     accumulation: Batch = None
     seq_len: Annotated[int | None, Count(16_777_216)] = None
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] | None = None
-    optimizer: Name = None
+    optimizer: Annotated[OptimizerSpec | None, BeforeValidator(_auto), _section("name", OptimizerSpec)] = None
+    fp8: Annotated[Fp8Spec | None, BeforeValidator(_auto), _section("recipe", Fp8Spec)] = None
     recompute: RecomputeForm = None
     attention: Annotated[
         Kernel | None, BeforeValidator(_auto, json_schema_input_type=Kernel | Literal["auto"] | None)
     ] = None
-    trainable: Any = None
-    offload: Any = None
+    trainable: Annotated[
+        TrainableSpec | None,
+        BeforeValidator(_trainable, json_schema_input_type=TrainableSpec | Literal["all", "auto"] | None),
+    ] = None
+    offload: Annotated[
+        OffloadSpec | None,
+        BeforeValidator(
+            _offload,
+            json_schema_input_type=OffloadSpec
+            | Literal["none", "auto", "optimizer", "parameters", "activations"]
+            | Literal[False]
+            | None,
+        ),
+    ] = None
     sync_every_microbatch: Flag = None
     packed_length: PackedLength = None
     capacity_factor: Annotated[float, Field(gt=0, le=1000)] | None = None

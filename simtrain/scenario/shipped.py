@@ -10,10 +10,18 @@ from simtrain.scenario.paths import data_dir
 
 @cache
 def scenarios() -> dict[str, Path]:
-    """Shipped scenario files by name, the path below ``scenarios/`` without its suffix; presets are not among them."""
+    """Shipped scenario files by name, the path below ``scenarios/`` without its suffix; presets and
+    tables are not among them.
+    """
     root = data_dir("scenarios")
     files = {path.relative_to(root).as_posix().removesuffix(".yaml"): path for path in sorted(root.rglob("*.yaml"))}
-    return {name: path for name, path in files.items() if not name.startswith("models/")}
+    others = {root / "models", root / "published"}
+    return {name: path for name, path in files.items() if path.parent not in others}
+
+
+def published() -> tuple[Path, ...]:
+    """Shipped tables of published runs (``scenarios/published/*.yaml``): lists of rows, no scenarios."""
+    return tuple(sorted((data_dir("scenarios") / "published").glob("*.yaml")))
 
 
 def scenario(name: str) -> Path | None:

@@ -213,6 +213,8 @@ class Tables:
             local_storage_bytes=reader.quantity("local_storage", Dimension.DATA, 0.0),
             usd_per_hour=offer.usd_per_hour if offer else None,
             price_note=", ".join(filter(None, (offer.basis, offer.region, offer.date, offer.note))) if offer else "",
+            ram_bandwidth=reader.quantity("ram_bandwidth", Dimension.BANDWIDTH, 0.0),
+            host_links=reader.count("host_links", ("links",), 0),
         )
         reader.done()
         return machine

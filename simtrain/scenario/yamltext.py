@@ -19,6 +19,9 @@ from yamlcore import CCoreLoader, CoreDumper
 from simtrain.errors import InputError, Problem
 
 MAX_BYTES = 1 << 20
+MAX_TABLE_BYTES = 1 << 24
+"""A table of published runs is longer than any scenario."""
+MAX_TABLE_NODES = 2_000_000
 MAX_DEPTH = 50
 MAX_NODES = 100_000
 """Values of a file with every alias counted as often as it is used."""
@@ -59,15 +62,23 @@ def read(path: str | Path) -> Document:
     return parse(read_text(path), str(path))
 
 
-def read_text(path: str | Path) -> str:
-    """Text of a regular UTF-8 file of at most 1 MiB; ``InputError`` otherwise."""
+def read_list(path: str | Path) -> list[Any]:
+    """Read a table: a YAML file whose top level is a list, up to 16 MiB; otherwise as ``read``."""
+    data = _Builder(read_text(path, MAX_TABLE_BYTES), str(path), MAX_TABLE_NODES).document()
+    if not isinstance(data, list):
+        raise _error(str(path), f"must hold a list of rows, not {describe(data)}", (1, 1))
+    return data
+
+
+def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
+    """Text of a regular UTF-8 file of at most ``most`` bytes (1 MiB); ``InputError`` otherwise."""
     file = str(path)
     try:
         status = Path(path).stat()
         if not stat.S_ISREG(status.st_mode):
             raise _error(file, "is a folder, not a file" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
-        if status.st_size > MAX_BYTES:
-            raise _error(file, f"is too large: {status.st_size} bytes (at most {MAX_BYTES})")
+        if status.st_size > most:
+            raise _error(file, f"is too large: {status.st_size} bytes (at most {most})")
         raw = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -148,8 +159,8 @@ def _place(mark: Any) -> Place:
 class _Builder:
     """Builds plain data from parser events, so that bounds hold while the text is read and not after."""
 
-    def __init__(self, text: str, file: str) -> None:
-        self.file = file
+    def __init__(self, text: str, file: str, most: int = MAX_NODES) -> None:
+        self.file, self.most = file, most
         self.places: dict[Path_, Place] = {}
         self.anchors: dict[str, tuple[Any, int]] = {}
         """Anchor -> (value, number of values in it)."""
@@ -189,8 +200,8 @@ class _Builder:
 
     def _count(self, number: int, place: Place) -> None:
         self.nodes += number
-        if self.nodes > MAX_NODES:
-            raise _error(self.file, f"holds more than {MAX_NODES} values (aliases counted as often as used)", place)
+        if self.nodes > self.most:
+            raise _error(self.file, f"holds more than {self.most} values (aliases counted as often as used)", place)
 
     def _node(self, event: Any, path: Path_, depth: int) -> Any:
         place = _place(event.start_mark)

@@ -25,6 +25,9 @@ _STREAM_KIND = {
     Stream.REDUCE: TimeKind.DP_REDUCE,
     Stream.SEND: TimeKind.PP,
     Stream.RECV: TimeKind.PP,
+    Stream.TO_HOST: TimeKind.OFFLOAD,
+    Stream.FROM_HOST: TimeKind.OFFLOAD,
+    Stream.HOST: TimeKind.OFFLOAD,
 }
 NAMES = {
     TimeKind.COMPUTE: "compute",
@@ -40,6 +43,7 @@ NAMES = {
     TimeKind.CONTENTION: "contention",
     TimeKind.BUBBLE: "pipeline bubble",
     TimeKind.INPUT: "input stall",
+    TimeKind.OFFLOAD: "offload",
 }
 """What a reader calls each kind of time."""
 
@@ -77,6 +81,7 @@ def summarise_time(split: Mapping[TimeKind, float]) -> dict[str, Any]:
         "contention_s": split[TimeKind.CONTENTION],
         "bubble_s": split[TimeKind.BUBBLE],
         "input_stall_s": split[TimeKind.INPUT],
+        "offload_s": split[TimeKind.OFFLOAD],
         "by_kind": {kind.value: split[kind] for kind in KINDS},
     }
 

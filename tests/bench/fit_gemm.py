@@ -91,6 +91,26 @@ def fit(device: Accelerator, start: Constants, table: Points, free: tuple[str, .
     return replace(start, **{name: float(x) for name, x in zip(free, best.x, strict=True)})
 
 
+def fit_fp8(device: Accelerator, start: Constants) -> tuple[Constants, np.ndarray]:
+    """``gemm_fraction_fp8`` and ``gemm_ramp_fp8`` on the fp8 points, all else as it is; and the error of each."""
+    table = [point for point in device.efficiency.gemm if point.precision is Precision.FP8]
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        held = replace(start, sustained=1.0, gemm_fraction_fp8=x[0], gemm_ramp_fp8=x[1])
+        timed = Device(device, held, Attention.UNFUSED)
+        made = [(MatMul(p.m, p.n, p.k, Precision.FP8, in_bytes=1.0), p.rate) for p in table]
+        return np.array([np.log(timed.seconds(op) * rate / op.flops) for op, rate in made])
+
+    tries = [
+        least_squares(residuals, [f, k], bounds=((0.2, 0), (1, 3000)), x_scale=(0.1, 100), loss="soft_l1", f_scale=0.05)
+        for f in (0.6, 0.8)
+        for k in (64.0, 300.0, 1000.0)
+    ]
+    best = min(tries, key=lambda found: float(found.cost))
+    found = replace(start, gemm_fraction_fp8=float(best.x[0]), gemm_ramp_fp8=float(best.x[1]))
+    return found, residuals(best.x)
+
+
 def sustained(device: Accelerator, found: Constants, row: Mapping[str, Any]) -> float:
     """Training over benchmark: measured training shapes, else the random-data search over the best of the benchmark."""
     benchmark, search, training = (points(row, kind) for kind in (Kind.BENCHMARK, Kind.SEARCH, Kind.TRAINING))
@@ -117,6 +137,10 @@ def main() -> None:
         ]
         lines += [f"   {'x'.join(map(str, at)):>18s} {np.expm1(err):+.1%}" for at, err in zip(table, off, strict=True)]
         sys.stdout.write("\n".join(lines) + "\n")
+        if Precision.FP8 in device.matrix_peak and "precision: fp8" in str(row.data.get("gemm")).replace("'", ""):
+            found, off = fit_fp8(device, Constants.of(device))
+            error = f"{np.abs(off).mean():.1%}"
+            sys.stdout.write(f"   fp8 {found.gemm_fraction_fp8:.3g} {found.gemm_ramp_fp8:.3g} mean error {error}\n")
 
 
 if __name__ == "__main__":

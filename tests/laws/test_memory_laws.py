@@ -106,8 +106,10 @@ def test_merged_and_unmerged_have_one_peak(case: Scenario) -> None:
 
 
 def highest(**changes: Any) -> float:
+    """Bytes of tensors at the peak; more groups need more communicators, which are the runtime's."""
     case = scenario(**changes)
-    return sum(walk(case, forward_and_backward(case))[0].values())
+    top = walk(case, forward_and_backward(case))[0]
+    return sum(count for category, count in top.items() if category is not Memory.RUNTIME)
 
 
 @settings(max_examples=60, deadline=None)

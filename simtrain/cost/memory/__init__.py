@@ -6,7 +6,17 @@
 
 from simtrain.cost.memory.activations import Sizes, sizes
 from simtrain.cost.memory.pieces import fold_pieces, piece_memory
-from simtrain.cost.memory.states import held_parameters, resting
+from simtrain.cost.memory.states import held_parameters, loading, resting
 from simtrain.cost.memory.verdict import Verdict, verdict
 
-__all__ = ["Sizes", "Verdict", "fold_pieces", "held_parameters", "piece_memory", "resting", "sizes", "verdict"]
+__all__ = [
+    "Sizes",
+    "Verdict",
+    "fold_pieces",
+    "held_parameters",
+    "loading",
+    "piece_memory",
+    "resting",
+    "sizes",
+    "verdict",
+]

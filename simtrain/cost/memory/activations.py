@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 from simtrain.cost import experts
 from simtrain.scenario.hardware import Precision
-from simtrain.scenario.model import Family
-from simtrain.scenario.scenario import Attention, Scenario, Zero
+from simtrain.scenario.model import Family, Part
+from simtrain.scenario.scenario import Attention, Loss, Scenario, Zero
 
 FP32 = 4.0
 """byte; softmax and loss are computed in fp32 whatever the matrix precision."""
 MASK = 1.0
 """byte an element of a dropout mask."""
+CHUNKS = 8
+"""Pieces of a chunked loss (torchtune ``CEWithChunkedOutputLoss``, num_output_chunks)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class Sizes:
     query: float
     """Width of Q, and of the attention output: a d / tp."""
     key: float
-    """Width of K and of V: kv_heads d / tp, one head at least."""
+    """Width of K and of V as attention reads them: kv_heads d / tp, one head at least; all heads where repeated."""
+    projected: float
+    """Width of K and of V as projected."""
     scores: float
     """Elements of all s x s matrices: a s^2 b / tp."""
     statistics: float
@@ -52,10 +56,11 @@ class Sizes:
     fused_softmax: bool
     fused_elementwise: bool
     fused_norm: bool
-    fused_loss: bool
-    """The loss is compiled with the whole graph: it and its gradient follow from the logits alone."""
-    in_place_loss: bool
-    """Megatron's vocabulary-parallel loss, which overwrites one fp32 copy of the logits."""
+    loss: Loss
+    logit: float
+    """byte of an element of the logits as the model returns them."""
+    separate_qkv: bool
+    """Queries, keys and values are three products (Llama), not one."""
     gathered_input: bool
     """Sequence parallelism: inputs of column-parallel products are gathered while they are needed."""
     head_transform: bool
@@ -84,6 +89,7 @@ def element_bytes(precision: Precision) -> float:
 def is_autocast(scenario: Scenario) -> bool:
     """Whether fp32 weights are cast op by op (torch autocast), which leaves the residual stream and norms in fp32."""
     shards, zero = scenario.stack.fp32_shards, scenario.parallelism.zero
+    shards = shards and not scenario.stack.low_precision
     return shards and zero is not Zero.PARAMETERS and element_bytes(scenario.training.precision) < FP32
 
 
@@ -94,13 +100,15 @@ def sizes(scenario: Scenario) -> Sizes:
     heads = model.heads / layout.tp
     sequence = scenario.parallelism.sequence_parallel and layout.tp > 1
     fused = training.attention is not Attention.UNFUSED
-    key_heads = max(1.0, model.kv_heads / layout.tp) if fused else heads
+    kv_heads = max(1.0, model.kv_heads / layout.tp)
+    key_heads = kv_heads if fused and not stack.repeats_kv else heads
     widths = {"query": heads * model.head_dim, "key": key_heads * model.head_dim} | _latent(scenario)
     element = element_bytes(training.precision)
     return Sizes(
         tokens=tokens,
         rows=tokens / layout.tp if sequence else tokens,
         hidden=model.hidden,
+        projected=kv_heads * model.head_dim,
         scores=heads * tokens * training.seq_len,
         statistics=heads * tokens,
         ffn=model.ffn_hidden / layout.tp,
@@ -113,8 +121,9 @@ def sizes(scenario: Scenario) -> Sizes:
         fused_softmax=stack.fused_softmax or stack.compiled,
         fused_elementwise=stack.fused_elementwise or stack.compiled,
         fused_norm=stack.fused_norm or stack.compiled or not model.rms_norm,
-        fused_loss=stack.compiled and stack.host_seconds_per_op == 0,
-        in_place_loss=stack.fused_elementwise,
+        loss=stack.loss,
+        logit=FP32 if stack.fp32_logits else element,
+        separate_qkv=model.gated_mlp,
         gathered_input=sequence,
         head_transform=model.family is Family.BERT,
         **widths,
@@ -243,6 +252,26 @@ def mlp(z: Sizes) -> float:
     return norm(z) + z.element * (z.rows * z.hidden + widths * z.tokens * z.ffn) + dropout_mask(z)
 
 
+def by_operator(z: Sizes, part: Part) -> float:
+    """What torch's operator-level selective checkpointing keeps of a sub-layer beside the block's input.
+
+    torchtitan's "op" policy (``_save_list`` of its ``parallelize_llama``): the results of attention (with its
+    log-sum-exp) and of every matrix product but each second one, counted through the block: of Llama's q, k, v, o,
+    gate, up, down those of q, v, gate and down. Of router and experts it keeps nothing (the list of its mixtures has no
+    grouped product; recalled, not opened).
+    """
+    if part in (Part.ROUTER, Part.EXPERTS):
+        return 0.0
+    wide = z.element * z.tokens
+    attention = [z.query, z.projected, z.projected] if z.separate_qkv else [z.query + 2 * z.projected]
+    products = [wide * width for width in attention] + [z.element * z.rows * z.hidden]
+    mlp = [wide * z.ffn] * (2 if z.gated else 1) + [z.element * z.rows * z.hidden]
+    first = len(products)
+    if part is Part.MLP:
+        return sum(size for place, size in enumerate(mlp, first) if place % 2 == 0)
+    return core(z) + wide * z.query + sum(size for place, size in enumerate(products) if place % 2 == 0)
+
+
 def embedding(z: Sizes) -> float:
     """Embedding: its dropout mask (Korthikanti 2022, section 4.3); BERT also normalises. Its output is block 0's."""
     return dropout_mask(z) + (norm(z) if z.head_transform else 0.0)
@@ -256,7 +285,7 @@ def head(z: Sizes) -> float:
 
 def logits(z: Sizes) -> float:
     """What the loss keeps: 4 s b v bytes of fp32 softmax (Korthikanti 2022, section 4.3), or compiled the logits."""
-    return (z.element if z.fused_loss else FP32) * z.tokens * z.vocab
+    return (z.logit if z.loss in (Loss.COMPILED, Loss.CHUNKED) else FP32) * z.tokens * z.vocab
 
 
 def logits_transient(z: Sizes, *, backward: bool) -> float:
@@ -264,12 +293,15 @@ def logits_transient(z: Sizes, *, backward: bool) -> float:
 
     Megatron's vocabulary-parallel loss works in place on one fp32 copy, so only the 16-bit logits (or their gradient)
     come on top. Framework operations hold the logits and their fp32 copy in forward; in backward the fp32 gradients of
-    the log-softmax's output and input (measured by MemTracker: twice s b v x 4 bytes at the peak).
+    the log-softmax's output and input (measured by MemTracker: twice s b v x 4 bytes at the peak). A compiled loss
+    makes the gradient in one kernel, and a model that casts its logits then casts it back; chunks share that room.
     """
     cells, low = z.tokens * z.vocab, z.element < FP32
-    if z.fused_loss:
-        return z.element * cells if backward else 0.0
-    if z.in_place_loss:
+    if z.loss is Loss.COMPILED:
+        return z.logit * cells if backward else 0.0
+    if z.loss is Loss.CHUNKED:
+        return (z.logit + FP32) * cells / CHUNKS if backward else 0.0
+    if z.loss is Loss.IN_PLACE:
         return z.element * cells if low else 0.0
     if backward:
         return 2 * FP32 * cells

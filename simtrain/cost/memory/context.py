@@ -16,8 +16,6 @@ def transient(scenario: Scenario, kind: PieceKind) -> dict[Memory, float]:
     Engine's ``context_parallel.py``: forward n buffers of K and V and the n partial outputs, all released at its end;
     backward two buffers of K, V and their gradients. All-to-all: the packed copy of what is sent.
     """
-    if kind is PieceKind.WEIGHT_GRAD:
-        return {}
     backward = kind in (PieceKind.BACKWARD, PieceKind.INPUT_GRAD)
     element, parallelism = element_bytes(scenario.training.precision), scenario.parallelism
     keys, outputs = element * key_value_elements(scenario), element * output_elements(scenario)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simtrain.cost.memory import activations as act
-from simtrain.cost.memory import context, states
+from simtrain.cost.memory import context, inputs, states
+from simtrain.program.context import exchanges
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
+from simtrain.scenario.tuning import Place
 
 K = PieceKind
 _Bytes = dict[Memory, float]
@@ -88,7 +90,7 @@ def _add(level: _Bytes, amounts: _Bytes, sign: int = 1) -> _Bytes:
 
 def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     keeps, frees, transient = _own_deltas(scenario, z, piece)
-    if scenario.parallelism.layout.cp > 1 and piece.part in (Part.ATTENTION, Part.CORE) and not piece.axis:
+    if exchanges(scenario, piece):
         transient = _add(transient, context.transient(scenario, piece.kind))
     return keeps, frees, transient
 
@@ -121,7 +123,9 @@ def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
         keeps[Memory.LOGITS] = act.logits(z)
         transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
     frees = {}
-    if scenario.parallelism.reshard_after_forward and piece.part in (Part.MLP, Part.EXPERTS):
+    last = piece.part in (Part.MLP, Part.EXPERTS)
+    reshards = scenario.parallelism.reshard_after_forward and last
+    if reshards or ((last or piece.part is Part.EMBEDDING) and not scenario.has_backward(piece.part, piece.layer)):
         frees = {Memory.GATHERED: sum(_unit(scenario, piece, axis) for axis in ("dp", "edp"))}
     return keeps, frees, transient
 
@@ -156,15 +160,16 @@ def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
 
 
 def _released(scenario: Scenario, piece: Piece) -> float:
-    """Bytes of gathered units that the backward of a part is the last to read."""
-    own = scenario.gradient_axis(piece.part) == "edp"
-    inner = piece.part in (Part.MLP, Part.CROSS_ATTENTION, Part.ROUTER, Part.EXPERTS)
-    return 0.0 if inner and not own else _unit(scenario, piece, "edp" if own else "dp")
+    """Bytes of gathered units that the backward of a part is the last to read: the first part that has one."""
+    axis = scenario.gradient_axis(piece.part)
+    parts = _unit_parts(scenario, piece, axis)
+    first = next((part for part, at in parts if scenario.has_backward(part, at)), None)
+    return _unit(scenario, piece, axis) if piece.part is first else 0.0
 
 
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:
     """Bytes of parameter gradient that a backward allocates, where they are not held all step."""
-    count = scenario.part_parameters(piece.part, piece.layer)
+    count = scenario.trainable_parameters(piece.part, piece.layer)
     if states.shards_gradients_at_once(scenario, scenario.gradient_axis(piece.part)):
         return count * states.unsharded_gradient_bytes(scenario)
     return count * states.sharded_gradient_bytes(scenario) if states.gradients_appear_late(scenario) else 0.0
@@ -175,15 +180,17 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     zero, late = scenario.parallelism.zero, states.gradients_appear_late(scenario)
     held = piece.elements * states.sharded_gradient_bytes(scenario)
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
-        return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
+        return {Memory.GATHERED: piece.elements * states.gathered_bytes(scenario, piece.layer, piece.axis)}, {}, {}
+    if piece.kind in (K.TO_HOST, K.FROM_HOST):
+        return _transfer(scenario, piece)
     if piece.kind is K.OPTIMIZER:
         ranks = scenario.copies(scenario.gradient_axis(piece.part))
         freed = held * (ranks if zero is Zero.OPTIMIZER else 1) if late else 0.0
-        return (
-            {},
-            {Memory.GRADIENTS: freed},
-            {Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario)},
-        )
+        transient = {
+            Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario),
+            Memory.WORKSPACE: piece.elements * states.temporary_bytes(scenario),
+        }
+        return {}, {Memory.GRADIENTS: freed}, transient
     reduces = piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT
     if reduces and states.shards_gradients_at_once(scenario, piece.axis):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
@@ -193,33 +200,81 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     return {}, {}, {}
 
 
+def _transfer(scenario: Scenario, piece: Piece) -> _Deltas:
+    """Offloading: gradients are gone once they are on the host, so are activations until they return."""
+    zero, offload = scenario.parallelism.zero, scenario.training.offload
+    if piece.part is Part.SAVED:
+        count = saved_bytes(scenario, piece.layer)
+        moved = {Memory.ACTIVATIONS: count}
+        return ({}, moved, {}) if piece.kind is K.TO_HOST else (moved, {}, {})
+    if piece.kind is K.TO_HOST:
+        copies = scenario.copies(piece.axis) if zero is Zero.OPTIMIZER else 1
+        held = piece.elements * copies * states.sharded_gradient_bytes(scenario)
+        return {}, {Memory.GRADIENTS: held if states.gradients_appear_late(scenario) else 0.0}, {}
+    fetched = piece.elements * states.gathered_bytes(scenario, piece.layer, piece.axis)
+    if offload.parameters is Place.DEVICE:
+        return {}, {}, {}
+    gathered = zero is Zero.PARAMETERS and scenario.copies(piece.axis) > 1
+    return ({}, {}, {Memory.BUFFERS: fetched}) if gathered else ({Memory.GATHERED: fetched}, {}, {})
+
+
+def saved_bytes(scenario: Scenario, layer: int) -> float:
+    """Bytes that the blocks which share the checkpoint of block ``layer`` (or it alone) keep for their backward.
+
+    Low-precision copies of weights under autocast do not move.
+    """
+    z = act.sizes(scenario)
+    blocks = _run(scenario, layer) or (layer,)
+    found = 0.0
+    for block in blocks:
+        for part in _block_parts(scenario, block):
+            piece = Piece(K.FORWARD, part, block)
+            cast = 0.0 if _run(scenario, block) else _cast_weights(scenario, z, piece)
+            found += _kept(scenario, z, piece) - cast
+    return found
+
+
+def _cast_weights(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
+    """Low-precision copies of a part's weights that autocast keeps; frozen bases of adapters are 16 bit already."""
+    autocast = act.is_autocast(scenario) and piece.part is not Part.EMBEDDING and not scenario.training.trainable.lora
+    return z.element * scenario.part_parameters(piece.part, piece.layer) if autocast else 0.0
+
+
 def _saved(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """All that the backward of a part reads; under autocast also the low-precision copies of its weights."""
-    autocast = act.is_autocast(scenario) and piece.part is not Part.EMBEDDING
-    cast = z.element * scenario.part_parameters(piece.part, piece.layer) if autocast else 0.0
-    return _SAVED[piece.part](z) + cast
+    change = inputs.change(scenario, z, piece.part, piece.layer)
+    return _SAVED[piece.part](z) + _cast_weights(scenario, z, piece) + change
 
 
 def _kept(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """Bytes that stay from forward to backward."""
+    if not scenario.has_backward(piece.part, piece.layer):
+        return 0.0
     run = _run(scenario, piece.layer)
     if run:
-        return act.boundary(z) if piece.part is Part.ATTENTION and piece.layer == run[0] else 0.0
+        some = act.by_operator(z, piece.part) if scenario.selective_ops else 0.0
+        return some + (act.boundary(z) if piece.part is Part.ATTENTION and piece.layer == run[0] else 0.0)
     selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
     return _saved(scenario, z, piece) - (act.core(z) if selective else 0.0)
 
 
 def _recomputed(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """Bytes that recomputation restores before the backward. A checkpoint that a norm saves anyway counts once."""
+    if not scenario.has_backward(piece.part, piece.layer):
+        return 0.0
     if not _run(scenario, piece.layer):
         selective = scenario.training.recompute is Recompute.SELECTIVE and piece.part is Part.ATTENTION
         return act.core(z) if selective else 0.0
-    return _saved(scenario, z, piece) - (_kept(scenario, z, piece) if z.fused_norm else 0.0)
+    kept = _kept(scenario, z, piece)
+    if scenario.selective_ops:
+        return max(0.0, _saved(scenario, z, piece) - kept)
+    return _saved(scenario, z, piece) - (kept if z.fused_norm else 0.0)
 
 
 def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
     """Blocks that share the checkpoint of block ``layer``; empty where it is not recomputed."""
-    if layer < 0 or scenario.training.recompute in (Recompute.NONE, Recompute.SELECTIVE):
+    mode = scenario.training.recompute
+    if layer < 0 or mode is Recompute.NONE or (mode is Recompute.SELECTIVE and not scenario.selective_ops):
         return ()
     stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
     return next((run for run in scenario.recompute_groups(stage) if layer in run), ())
@@ -227,15 +282,25 @@ def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
 
 def _unit(scenario: Scenario, piece: Piece, axis: str) -> float:
     """Bytes of the unit that a piece belongs to and that is gathered over ``axis``; 0 where nothing is gathered."""
-    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.copies(axis) == 1:
+    gathers = scenario.parallelism.zero is Zero.PARAMETERS and scenario.copies(axis) > 1
+    if not gathers and scenario.training.offload.parameters is Place.DEVICE:
         return 0.0
+    parts = _unit_parts(scenario, piece, axis)
+    count = sum(scenario.part_parameters(*one) + scenario.adapter_parameters(*one) for one in parts)
+    return count * states.gathered_bytes(scenario, piece.layer, axis) if parts else 0.0
+
+
+def _unit_parts(scenario: Scenario, piece: Piece, axis: str) -> list[tuple[Part, int]]:
     parts = [piece.part]
     if piece.layer >= 0:
-        parts = [Part.ATTENTION, *scenario.model.mlp_parts(piece.layer)]
-        parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(piece.layer) is BlockKind.CROSS else []
-    shared = [part for part in parts if scenario.gradient_axis(part) == axis]
-    count = sum(scenario.part_parameters(part, piece.layer) for part in shared)
-    return count * act.element_bytes(scenario.training.precision)
+        parts = _block_parts(scenario, piece.layer)
+    return [(part, piece.layer) for part in parts if scenario.gradient_axis(part) == axis]
+
+
+def _block_parts(scenario: Scenario, layer: int) -> list[Part]:
+    """Parts of a block in forward order."""
+    cross = [Part.CROSS_ATTENTION] if scenario.model.block_kind(layer) is BlockKind.CROSS else []
+    return [Part.ATTENTION, *cross, *scenario.model.mlp_parts(layer)]
 
 
 def _tuple(amounts: _Bytes) -> MemoryBytes:

@@ -12,7 +12,7 @@ from simtrain.program.lowered import Piece, PieceKind
 from simtrain.program.schedules import build
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import Part
-from simtrain.scenario.scenario import Attention, Recompute, Scenario, Zero
+from simtrain.scenario.scenario import Attention, Loss, Recompute, Scenario, Zero
 from tests.factories import TORCH, scenario
 
 K = PieceKind
@@ -169,8 +169,10 @@ def test_losses() -> None:
     assert bytes_a_logit() == (4, 2, 2)  # Megatron, in place
     assert bytes_a_logit(precision=Precision.FP32) == (4, 0, 0)
     assert bytes_a_logit(stack=TORCH) == (4, 6, 8)  # log-softmax and its two gradients, all fp32
-    assert bytes_a_logit(stack=TORCH, compiled=True, host_seconds_per_op=5e-6) == (4, 6, 8)  # blocks compiled, not loss
-    assert bytes_a_logit(stack=TORCH, compiled=True) == (2, 0, 2)  # whole graph
+    assert bytes_a_logit(stack=TORCH, compiled=True) == (4, 6, 8)  # blocks compiled, not loss
+    assert bytes_a_logit(stack=TORCH, loss=Loss.COMPILED) == (2, 0, 2)
+    assert bytes_a_logit(stack=TORCH, loss=Loss.COMPILED, fp32_logits=True) == (4, 0, 4)
+    assert bytes_a_logit(stack=TORCH, loss=Loss.CHUNKED) == (2, 0, (2 + 4) / 8)  # torchtune: eight chunks
 
 
 def test_autocast_keeps_fp32_norm_inputs_and_cast_weights() -> None:
@@ -190,3 +192,21 @@ def test_backward_transient_is_gradients_of_activations() -> None:
     """MLP: gradients of output (2 h), of down input and GeLU input (8 h each): 18 s b h bytes."""
     transient = dict(piece_memory(scenario(), Piece(K.BACKWARD, Part.MLP, 0))[2])
     assert transient == {Memory.WORKSPACE: 18 * S * 1024}
+
+
+def test_operator_level_checkpointing_keeps_attention_and_every_other_product() -> None:
+    """torchtitan's "op" policy on Llama-3 8B: block input, q, v, attention (with its fp32 statistics), gate, down."""
+    llama = {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "gated_mlp": True}
+    bare = {**llama, "dropout": False, "bias": False, "rms_norm": True, "attention": Attention.FLASH2, "seq_len": S}
+    op = scenario(**bare, recompute=Recompute.SELECTIVE, selective_ops=True)
+    token = 2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4096 + 4 * 32 + 2 * 14336 + 2 * 4096
+    assert block(op) == S * token
+    restored = sum(kept(op, K.RECOMPUTE, part) for part in (Part.ATTENTION, Part.MLP))
+    plain = scenario(**bare)
+    assert block(op) < block(plain) <= block(op) + restored
+
+
+def test_repeated_keys_and_values_are_kept_at_full_width() -> None:
+    grouped = {"heads": 16, "kv_heads": 4, "head_dim": 64, "attention": Attention.FLASH2}
+    extra = block(scenario(**grouped, repeats_kv=True)) - block(scenario(**grouped))
+    assert extra == 2 * 2 * S * (16 - 4) * 64

@@ -130,3 +130,27 @@ def test_verdict_leaves_room_for_reserve_and_runtime() -> None:
 def test_runtime_is_the_stacks() -> None:
     case = scenario()
     assert resting(replace(case, stack=replace(case.stack, runtime_bytes=2e9)), 0)[Memory.RUNTIME] == 2e9
+
+
+def test_communicators_of_the_groups_of_a_rank() -> None:
+    """NVIDIA/nccl issue 964: 544 MiB a pair, 688 MiB a larger group; one group of all ranks beside the smaller ones."""
+    pair, group = 544 * 2**20, 688 * 2**20
+    assert resting(scenario(), 0)[Memory.RUNTIME] == 0
+    assert resting(scenario(dp=8), 0)[Memory.RUNTIME] == group  # the data-parallel group is all ranks
+    assert resting(scenario(dp=4, tp=2), 0)[Memory.RUNTIME] == 2 * group + pair
+    case = scenario(dp=4, tp=2, pp=4)  # all, tp, dp, pp, embedding (tied), model
+    assert resting(case, 0)[Memory.RUNTIME] == 4 * group + 2 * pair
+
+
+def test_gradients_by_precision() -> None:
+    """DeepSpeed: fp16 gradients reduce as they are; bf16 ones are added to fp32 and stay beside it."""
+    deepspeed = {"grad_bytes": 4.0, "fp16_grad_bytes": 2.0, "grad_copy_bytes": 2.0}
+    stack = scenario(**deepspeed).stack
+    assert per_parameter(scenario(stack=stack.at(Precision.BF16)))[1] == 6
+    assert per_parameter(scenario(stack=stack.at(Precision.FP16), precision=Precision.FP16))[1] == 2
+
+
+def test_held_bucket() -> None:
+    held = scenario(dp=4, zero=Zero.OPTIMIZER, keeps_buckets=True)
+    assert resting(held, 0)[Memory.BUFFERS] == 40e6
+    assert resting(scenario(dp=4, keeps_buckets=True), 0)[Memory.BUFFERS] == 0  # no ZeRO, no bucket of its own
