@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
@@ -42,6 +43,8 @@ app.add_typer(export, name="export", epilog="Example: simtrain export schema > s
 
 DEMO = "scenarios/llm/llama3-8b-fsdp-8xh100.yaml"
 REPORT_WIDTH, TABLE_WIDTH = 100, 160
+SLOW = 2.0
+"""Seconds of a simulation beyond which a user hears how long the advice will take."""
 LISTED = {
     "accelerators": ("bf16", "fp16", "fp8", "memory", "memory_bandwidth", "scale_up"),
     "networks": ("bandwidth", "efficiency", "latency"),
@@ -191,7 +194,10 @@ def _report(
     from simtrain.study.advise import advise
 
     _make(directory)
+    start = time.perf_counter()
     result = simulate(scenario)
+    if with_advice and (took := time.perf_counter() - start) > SLOW:
+        _say(f"simulated in {took:.0f} s; now up to 20 changes of much the same length (--no-advice leaves them out)")
     found = advise(scenario, result, specs=specs) if with_advice else ()
     summary = {**result.summary, "advice": [asdict(one) for one in found]}
     written = write(

@@ -62,7 +62,7 @@ def _section(key: str, spec: type[BaseModel]) -> BeforeValidator:
 
 MAX_DEVICES = 2_000_000
 Degree = Annotated[int | None, Count(1_000_000)]
-Layers = Annotated[int | None, Count(10_000)]
+Layers = Annotated[int | None, Count(2_500)]
 Width = Annotated[int | None, Count(10_000_000)]
 Batch = Annotated[int | None, Count(1_000_000_000)]
 Flag = Annotated[bool | None, BeforeValidator(_auto, json_schema_input_type=bool | Literal["auto"] | None)]

@@ -122,6 +122,16 @@ def test_run_json_is_data_only_and_has_the_agreed_keys(
     assert not list((tmp_path / "out").glob("*.png"))
 
 
+def test_a_long_run_says_so_before_its_advice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "SLOW", 0.0)
+    monkeypatch.setattr("simtrain.study.advise.MAX_CANDIDATES", 1)
+    for words, said in (((), True), (("--no-advice",), False)):
+        assert call(monkeypatch, "run", SMALL, "--no-figures", *words) == 0
+        assert ("--no-advice leaves them out" in capsys.readouterr().err) is said
+
+
 def test_a_run_goes_to_reports_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert call(monkeypatch, "run", SMALL, "--no-figures", "--no-advice") == 0
     (written,) = (tmp_path / "reports").iterdir()

@@ -175,7 +175,7 @@ def message(tmp_path: Path, text: str, **options: object) -> str:
         (spoiled(tp="  tp: [4]"), "parallelism.tp: must be a whole number, not a list"),
         (spoiled(seq_len="  seq_len: 0"), "small.yaml:15:3: training.seq_len: must be at least 1, not 0"),
         (spoiled(layers="  layers: 1e30"), "small.yaml:8:3: model.layers: must be a whole number, not 1e+30"),
-        (spoiled(layers="  layers: 1000000000000000000000000000000"), "model.layers: must be at most 10000, not 1e+30"),
+        (spoiled(layers="  layers: 1000000000000000000000000000000"), "model.layers: must be at most 2500, not 1e+30"),
         (
             spoiled(nodes="  devices: 1000000000"),
             "small.yaml:4:3: cluster.devices: must be at most 2000000, not 1000000000",
@@ -206,6 +206,10 @@ def message(tmp_path: Path, text: str, **options: object) -> str:
         (
             spoiled(global_batch="  global_batch: 80000000"),
             "training.global_batch: 10000000 microbatches a step (at most 100000)",
+        ),
+        (
+            spoiled(global_batch="  global_batch: 90000", micro_batch="  micro_batch: 1", pp="  pp: 8", dp="  dp: 1"),
+            "training.global_batch: 90000 microbatches x 8 stages are more than 500,000 forward passes",
         ),
         # counting devices
         (
