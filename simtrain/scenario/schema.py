@@ -164,7 +164,10 @@ def _recompute(value: object) -> object:
             return (mode, EVERY_SQRT)
         if mode in ("blocks", "every") and type(number) is int and 1 <= number <= 10_000:
             return (mode, number)
-    raise PydanticCustomError("choice", "{why}", {"why": f"must be {RECOMPUTE_FORMS}, not {describe(value)}"})
+    got = describe(value)
+    if isinstance(value, dict) and 1 <= len(value) <= 3:
+        got = "{" + ", ".join(f"{str(mode)[:20]}: {describe(number)}" for mode, number in value.items()) + "}"
+    raise PydanticCustomError("choice", "{why}", {"why": f"must be {RECOMPUTE_FORMS}, not {got}"})
 
 
 RecomputeForm = Annotated[
