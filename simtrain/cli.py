@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
@@ -42,6 +43,8 @@ app.add_typer(export, name="export", epilog="Example: simtrain export schema > s
 
 DEMO = "scenarios/llm/llama3-8b-fsdp-8xh100.yaml"
 REPORT_WIDTH, TABLE_WIDTH = 100, 160
+SLOW = 2.0
+"""Seconds of a simulation beyond which a user hears how long the advice will take."""
 LISTED = {
     "accelerators": ("bf16", "fp16", "fp8", "memory", "memory_bandwidth", "scale_up"),
     "networks": ("bandwidth", "efficiency", "latency"),
@@ -65,17 +68,24 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
-Specs = Annotated[list[Path] | None, typer.Option("--specs", metavar="DIR", help="Folder of extra hardware rows.")]
+Specs = Annotated[
+    list[Path] | None, typer.Option("--specs", metavar="DIR", readable=False, help="Folder of extra hardware rows.")
+]
 Listing = Annotated[Format, typer.Option("-f", "--format", help="How to write the listing.")]
 
 
 def main() -> None:
     """Entry point: run a verb and turn what simtrain raises into messages and exit codes."""
+    if sys.stdout is None:  # closed by the caller (>&-)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     code = _guarded()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone (| head): nothing left to say, not even at interpreter exit
+    except OSError as error:  # nothing more can be said there, not even at interpreter exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # a reader that has gone (| head) is no failure
+            _say(f"simtrain: standard output: {error.strerror}")
+            code = code or 1
     sys.exit(code)
 
 
@@ -94,6 +104,9 @@ def _guarded() -> int:
         if isinstance(error, SimtrainError):
             _say(f"simtrain: {error}")
             return error.exit_code
+        if isinstance(error, OSError):  # a full disk behind standard output, say: no defect
+            _say(f"simtrain: {error.filename or 'output'}: {error.strerror}")
+            return 1
         _say(f"simtrain: unforeseen {type(error).__name__}: {error} (SIMTRAIN_DEBUG=1 shows where)")
         return 1
     return 0
@@ -116,8 +129,10 @@ def options(
 
 @app.command(epilog="Example: simtrain run scenarios/llm/gpt3-175b-1024xa100.yaml -o training.micro_batch=2")
 def run(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Default: reports/<scenario name>.")] = None,
+    scenario: Annotated[Path, typer.Argument(readable=False, help="Scenario file (YAML).")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", readable=False, help="Default: reports/<scenario name>.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON on standard output.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 where the model does not fit.")] = False,
     override: Annotated[list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="Change a key.")] = None,
@@ -126,9 +141,9 @@ def run(
     advice: Annotated[bool, typer.Option("--advice/--no-advice", help="Simulate changes that may help.")] = True,
 ) -> None:
     """Simulate one training step and report on it, in the terminal and as files."""
-    from simtrain.scenario.files import load
+    from simtrain.scenario.files import load, spec_folders
 
-    folders = (*(specs or ()), *(beside for beside in (scenario.parent / "hardware_specs",) if beside.is_dir()))
+    folders = spec_folders(scenario, tuple(specs or ()))
     loaded = load(scenario, specs=folders, overrides=tuple(override or ()))
     _report(
         loaded,
@@ -143,16 +158,16 @@ def run(
 
 @app.command(epilog="Example: simtrain demo")
 def demo(
-    path: Annotated[Path, typer.Argument(help="Where the scenario goes.")] = Path("demo.yaml"),
+    path: Annotated[Path, typer.Argument(readable=False, help="Where the scenario goes.")] = Path("demo.yaml"),
 ) -> None:
     """Write a small scenario (Llama-3 8B on 8 H100) and simulate it: no file, accelerator or network needed."""
     from simtrain.scenario.files import load
     from simtrain.scenario.tables import shipped
 
     text = shipped(DEMO).read_text(encoding="utf-8")
-    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-        raise InputError([Problem(file=str(path), message="exists already; name another file for the demo")])
     try:
+        if path.exists() and not (path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text):
+            raise InputError([Problem(file=str(path), message="exists already; name another file for the demo")])
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError([Problem(file=str(path), message=f"cannot be written: {error.strerror}")]) from error
@@ -179,7 +194,10 @@ def _report(
     from simtrain.study.advise import advise
 
     _make(directory)
+    start = time.perf_counter()
     result = simulate(scenario)
+    if with_advice and (took := time.perf_counter() - start) > SLOW:
+        _say(f"simulated in {took:.0f} s; now up to 20 changes of much the same length (--no-advice leaves them out)")
     found = advise(scenario, result, specs=specs) if with_advice else ()
     summary = {**result.summary, "advice": [asdict(one) for one in found]}
     written = write(
@@ -208,7 +226,9 @@ def _make(directory: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError([Problem(file=str(directory), message=f"cannot be written to: {error.strerror}")]) from error
+        why = "it, or a folder it lies in, is a file" if isinstance(error, FileExistsError | NotADirectoryError) else ""
+        message = f"cannot be written to: {why or error.strerror}"
+        raise InputError([Problem(file=str(directory), message=message)]) from error
 
 
 @app.command(epilog="Example: simtrain hardware H100-SXM5-80GB")

@@ -61,6 +61,16 @@ class DoesNotFit(SimtrainError):
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the nearest choice, or the empty string."""
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    """Return `` (did you mean 'x'?)`` for the nearest choice, or the empty string; case does not count.
+
+    A word that several choices begin with is no slip: `` (which of 'x', 'y'?)``.
+    """
+    plain: dict[str, str] = {}
+    for choice in choices:
+        plain.setdefault(choice.casefold(), choice)
+    begun = [choice for low, choice in plain.items() if word and low.startswith(word.casefold())]
+    if 1 < len(begun) <= 8 and word.casefold() not in plain:
+        return f" (which of {', '.join(map(repr, begun))}?)"
+    near = difflib.get_close_matches(word.casefold(), list(plain), n=1, cutoff=0.6)
+    found = begun[:1] if len(begun) == 1 else [plain[low] for low in near]
+    return f" (did you mean {found[0]!r}?)" if found else ""

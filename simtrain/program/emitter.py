@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from simtrain.program.limits import bound_tasks
 from simtrain.program.lowered import Piece, Stream, Task, TaskList, Work
 
 
@@ -47,6 +48,7 @@ class Emitter:
 
     def emit(self, line: Line, microbatch: int = -1, deps: tuple[int, ...] = ()) -> int:
         """Append a task and return its index."""
+        bound_tasks(len(self.tasks))
         stream, work, slot = line
         self.tasks.append(Task(stream, work, microbatch, deps, slot))
         return len(self.tasks) - 1

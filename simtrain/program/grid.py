@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from simtrain.errors import InputError, Problem, ProgramError
 from simtrain.program.actions import Action, Program
+from simtrain.program.limits import MAX_CELLS
 from simtrain.program.timing import replay
 
 IDLE = "."
@@ -36,8 +37,14 @@ def render(program: Program) -> str:
     Rank 0  0F0 0F1 .   0B0 0F2 0B1 .   0B2
     Rank 1  .   1F0 1B0 1F1 1B1 1F2 1B2 .
     """
+    times = replay(program, f=1.0, b=1.0).times
+    columns = round(max((done[-1][1] for done in times if done), default=0.0))
+    if columns * len(program) > MAX_CELLS:
+        raise InputError(
+            f"a grid of {len(program)} ranks x {columns} steps is too large to print; -f csv has the lists"
+        )
     rows = []
-    for actions, done in zip(program, replay(program, f=1.0, b=1.0).times, strict=True):
+    for actions, done in zip(program, times, strict=True):
         row: list[str] = []
         for action, (start, _) in zip(actions, done, strict=False):
             row += [IDLE] * (round(start) - len(row)) + [str(action)]
@@ -95,7 +102,7 @@ def from_csv(text: str, file: str = "schedule.csv") -> Program:
                     problems.append(Problem(file, line, column, f"cell {number}", str(error)))
             column += len(cell) + 1
         rows.append(tuple(row))
-    if not rows and not problems:
+    if not any(rows) and not problems:
         problems.append(Problem(file, message="no ranks: expected a line of actions for each"))
     if problems:
         raise InputError(problems)

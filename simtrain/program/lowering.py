@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from simtrain.program.actions import Action, Program
 from simtrain.program.emitter import Slot
 from simtrain.program.jitter import slowdowns
+from simtrain.program.limits import bound_tasks
 from simtrain.program.lowered import Group, Lowered, SimRank, Span, TaskList, Work
 from simtrain.program.placement import Placement, place
 from simtrain.program.ranklist import RankList, Surroundings
@@ -64,6 +65,8 @@ class _Lowering:
     placement: Placement
     merge: bool
     works: dict[Work, int] = field(default_factory=dict)
+    tasks: int = 0
+    """Of all ranks so far."""
     groups: dict[tuple[int, Slot], int] = field(default_factory=dict)
     """(placement group, use) -> lowered group: two uses of one process group are two groups to the engine."""
 
@@ -83,7 +86,9 @@ class _Lowering:
                     merge=self.merge,
                 )
                 lists[here, around] = (len(lists), *builder.build())
-            number, _, slots = lists[here, around]
+            number, listed, slots = lists[here, around]
+            self.tasks += len(listed.tasks)
+            bound_tasks(self.tasks)
             groups = tuple(self._group(index, here, slot) for slot in slots)
             ranks.append(SimRank(rank.rank, rank.multiplicity, rank.coordinate, number, groups, rank.slowdown))
         return Lowered(

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simtrain.program.folding import LANE, Floats, Ints, base_rank, group_axes, lockstep, number, over, refine
+from simtrain.program.limits import bound_ranks
 from simtrain.program.lowered import Group
 from simtrain.scenario.hardware import Cluster
 from simtrain.scenario.layout import EXPERT_AXES, Layout
@@ -122,6 +123,7 @@ def place(
             return _place_aligned(layout, extents, by_stage, pairs)
     factors = np.broadcast_to(factors, layout.world)
     classes = refine(layout, per_machine, factors) if fold else np.arange(layout.world)
+    bound_ranks(int(classes.max()) + 1)
     slowest = np.zeros(classes.max() + 1)
     np.maximum.at(slowest, classes, 1.0 if slowdowns is None else np.asarray(slowdowns, np.float64))
     return _place_any(layout, per_machine, classes, slowest, pairs)

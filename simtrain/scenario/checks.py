@@ -13,6 +13,8 @@ from simtrain.scenario.scenario import Attention, Dispatch, Parallelism, Stack
 from simtrain.scenario.schema import LATER_SCHEDULES, SCHEDULES, ParallelismSpec, ScenarioFile
 
 MAX_MICROBATCHES = 100_000
+MAX_PASSES = 500_000
+"""Microbatches x stages of a schedule."""
 
 
 def _divisors(number: int, most: int = 1024) -> str:
@@ -136,6 +138,16 @@ def schedule(name: str, pp: int, virtual: int, microbatches: int | None, problem
             "parallelism.schedule",
             f"interleaved runs microbatches in rounds of pp (as Megatron does):"
             f" {microbatches} is no multiple of {pp}; change global_batch, micro_batch or dp, or use 1f1b",
+        )
+
+
+def passes(stages: int, microbatches: int, problems: Problems) -> None:
+    """A schedule of millions of passes would take minutes and gigabytes, and no job looks like that."""
+    if stages * microbatches > MAX_PASSES:
+        problems.add(
+            "training.global_batch",
+            f"{microbatches} microbatches x {stages} stages are more than {MAX_PASSES:,} forward passes to simulate;"
+            " take a smaller global_batch, a larger micro_batch or more dp",
         )
 
 

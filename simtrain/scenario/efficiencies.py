@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from simtrain.scenario.hardware import AttentionPoint, Efficiency, GemmPoint, Precision
 from simtrain.scenario.rows import Reader, Row
+from simtrain.scenario.yamltext import describe
 from simtrain.units import Dimension, parse
 
 _SHAPE = re.compile(r"(\d{1,7})x(\d{1,7})x(\d{1,7})")
+_LENGTH = re.compile(r"[1-9]\d{0,7}")
 HBM_COPY = "hbm_copy"
 """Constant: achieved share of the memory bandwidth by a large copy, read plus write."""
 
@@ -26,7 +28,8 @@ class Table:
     def adopt(self, twin: Efficiency, ratio: Mapping[Precision, float]) -> Efficiency:
         """Points of the twin, rates times the ratio of the matrix peaks; its constants, where this file has none."""
         gemm = (replace(one, rate=one.rate * ratio[one.precision]) for one in twin.gemm if one.precision in ratio)
-        attention = (replace(one, rate=one.rate * ratio[Precision.FP16]) for one in twin.attention)
+        half = ratio.get(Precision.FP16, ratio.get(Precision.BF16, 1.0))
+        attention = (replace(one, rate=one.rate * half) for one in twin.attention)
         return Efficiency(tuple(gemm), tuple(attention), {**twin.constants, **self.figures.constants})
 
 
@@ -53,8 +56,11 @@ def efficiency(row: Row) -> Table:
     for inner in _tables(reader, "attention"):
         kernel, pass_, causal = inner.text("kernel"), inner.text("pass"), inner.flag("causal")
         head_dim = int(inner.number("head_dim"))
-        points = _points(inner)
-        attention += [AttentionPoint(kernel, pass_, head_dim, int(at), causal, rate) for at, rate in points.items()]
+        for at, rate in _points(inner).items():
+            if _LENGTH.fullmatch(at):
+                attention.append(AttentionPoint(kernel, pass_, head_dim, int(at), causal, rate))
+            else:
+                inner.wrong("points", f"{at!r} is no sequence length")
         inner.unknown()
     constants = _constants(reader)
     reader.done(("sources", "summary", "same_as"))
@@ -63,6 +69,9 @@ def efficiency(row: Row) -> Table:
 
 def _constants(reader: Reader) -> dict[str, float]:
     given = reader.data.get("constants") or {}
+    if not isinstance(given, dict):
+        reader.wrong("constants", f"must be a mapping (name: value), not {describe(given)}")
+        given = {}
     inner = reader.inner("constants", given)
     constants = {name: inner.number(name) for name in given}
     reader.seen.update(("constants", HBM_COPY))

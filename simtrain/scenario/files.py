@@ -6,6 +6,7 @@ one run alone: it is not inherited, and an override of anything that changes the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,9 +53,13 @@ def load(path: str | Path, *, specs: tuple[Path, ...] = (), overrides: tuple[str
         With everything that is wrong and its place.
     """
     file = _find(str(path))
-    beside = file.parent / "hardware_specs"
-    found = (beside, *specs) if beside.is_dir() else specs
-    return _build(_chain(file), specs=found, overrides=overrides, stem=file.stem)
+    return _build(_chain(file), specs=spec_folders(file, specs), overrides=overrides, stem=file.stem)
+
+
+def spec_folders(path: Path, specs: tuple[Path, ...] = ()) -> tuple[Path, ...]:
+    """Folders of hardware rows of a scenario file in order of growing weight: beside the file, then ``specs``."""
+    beside = path.parent / "hardware_specs"
+    return (beside, *specs) if beside not in specs and os.path.isdir(beside) else specs
 
 
 def from_mapping(
@@ -88,10 +93,13 @@ def resolved_yaml(scenario: Scenario) -> str:
 def _find(name: str, folder: Path = Path(), said: Problem | None = None) -> Path:
     """The file, or the shipped scenario of that name. ``said``: where another file names this one."""
     file = folder / name
+    found: Path | None = file
     try:
-        found = file if file.exists() else shipped.scenario(name)
+        os.lstat(file)
+    except PermissionError:
+        pass  # reading it says so
     except (OSError, ValueError):
-        found = None
+        found = shipped.scenario(name)
     if found is None:
         what = f"no such file, and no shipped scenario of that name{did_you_mean(name, shipped.scenarios())}"
         problem = replace(said, message=f"{name[:200]!r}: {what}") if said else Problem(name[:200], message=what)
@@ -101,7 +109,7 @@ def _find(name: str, folder: Path = Path(), said: Problem | None = None) -> Path
 
 def _chain(file: Path, seen: tuple[Path, ...] = (), said: Problem | None = None) -> list[Layer]:
     """The file and what it extends, the farthest first. ``said``: where the file before named this one."""
-    real = file.resolve()
+    real = Path(os.path.realpath(file))  # resolve() would not take a circle of links
     if real in seen:
         cycle = " -> ".join(path.name for path in (*seen, real))
         raise InputError([replace(said or Problem(str(file)), message=f"goes round in a circle: {cycle}")])

@@ -76,7 +76,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError([Problem(file, 1, 1, message="must hold a JSON object")])
     kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
         hint = did_you_mean(str(kind)[:100], MODEL_TYPES)
         message = f"{str(kind)[:100]!r} is not a known architecture{hint}; known: {', '.join(MODEL_TYPES)}"
         raise InputError([Problem(file, 1, 1, "model_type", message)])

@@ -11,7 +11,7 @@ from simtrain.errors import InputError
 from simtrain.scenario.huggingface import read_config
 from simtrain.scenario.model import Family, Model
 from simtrain.scenario.presets import presets
-from simtrain.scenario.problems import Problems, choices_text
+from simtrain.scenario.problems import Problems, choices_text, message
 from simtrain.scenario.schema import ModelSpec
 
 _STYLE: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def _from_config(path: Path, problems: Problems) -> dict[str, Any]:
     except InputError as error:
         problems.add("model.config", "; ".join(map(str, error.problems)))
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {message(item)}" for item in error.errors())
         problems.add("model.config", f"{path}: {wrong}")
     else:
         return sizes

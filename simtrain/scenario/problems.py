@@ -65,12 +65,16 @@ class Problems:
             key = ".".join(map(str, path))
             if item["type"] == "extra_forbidden":
                 choices = _keys(path[:-1])
+                if path[-1] == "<<":
+                    self.add(key, "merge keys are no part of YAML 1.2; use extends, or write the keys out", path)
+                    paths.append(path)
+                    continue
                 hint = did_you_mean(str(path[-1]), choices)
                 self.add(key, f"unknown key{hint or ' (choose from ' + ', '.join(choices) + ')'}", path)
                 if hint:
                     self.broken.add(".".join(map(str, (*path[:-1], hint.split("'")[1]))))
             else:
-                self.add(key, _message(item), path)
+                self.add(key, message(item), path)
             paths.append(path)
         return paths
 
@@ -91,7 +95,7 @@ def _keys(path: Path_) -> list[str]:
     return list(model.model_fields)
 
 
-def _message(item: Any) -> str:
+def message(item: Any) -> str:
     """Our words for a pydantic error."""
     got, kind, context = describe(item["input"]), item["type"], item.get("ctx", {})
     if kind.startswith("int_"):
@@ -109,6 +113,11 @@ def _message(item: Any) -> str:
     bound = {"greater_than": "above", "greater_than_equal": "at least", "less_than_equal": "at most"}.get(kind)
     if bound:
         return f"must be {bound} {next(iter(context.values())):.15g}, not {got}"
+    if kind in ("string_too_short", "too_short"):
+        return "must not be empty"
+    if kind in ("string_too_long", "too_long"):
+        what = "characters" if kind == "string_too_long" else "entries"
+        return f"must have at most {context['max_length']} {what}, not {got}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         return f"must be {context['expected']}, not {got}{did_you_mean(str(item['input'])[:100], choices)}"

@@ -203,6 +203,8 @@ class _Resolver:
             checks.zero(zero, pp, stack, problems)
         if layout and spec.shard_size not in (None, layout.dp):
             problems.add(key + "shard_size", f"not modelled yet: shard_size other than dp ({layout.dp})")
+        if batch and blocks:
+            checks.passes(len(blocks), batch[2], problems)
         if layout is None or blocks is None or model is None:
             return None
         how, inner = ContextKind.P2P, 1

@@ -101,7 +101,7 @@ class Reader:
         named = source_keys(cell)
         if not (named or self.row.data.get("source") or self.row.data.get("src")):
             self.wrong(key, "has no source: add src: [...]")
-        for name in cell.get("src") or ():
+        for name in source_keys({"src": cell.get("src")}):
             if self.row.sources and name not in self.row.sources:
                 self.wrong(key, f"unknown source {name!r}{did_you_mean(str(name), self.row.sources)}")
 
@@ -184,6 +184,9 @@ class Reader:
     def done(self, also: Iterable[str] = ()) -> None:
         """Raise what was wrong, fields that nobody asked for included."""
         self.unknown(also)
+        aliases = self.data.get("aliases", [])
+        if not (isinstance(aliases, list) and all(isinstance(one, str) for one in aliases)):
+            self.wrong("aliases", f"must be a list of names, not {describe(aliases)}")
         if self.problems:
             raise InputError(self.problems)
 
@@ -199,7 +202,7 @@ class Reader:
 def any_number(found: object) -> float | None:
     """SI value of a number, ``78 %`` or a quantity of any dimension; ``None`` if it is none of these."""
     if isinstance(found, (int, float)) and not isinstance(found, bool):
-        return float(found)
+        return float(found) if abs(found) < 1e300 else None  # nan is below nothing
     if isinstance(found, str) and (match := _SHARE.fullmatch(found)):
         return float(match[1]) / 100
     for dimension in Dimension:
@@ -212,8 +215,8 @@ def any_number(found: object) -> float | None:
 
 def source_keys(cell: Mapping[str, Any]) -> list[str]:
     """What a cell or row gives as its source: keys of ``src``, or the text of ``source``."""
-    found = cell.get("src") or cell.get("source") or ()
-    return [found] if isinstance(found, str) else [str(one) for one in found]
+    found = cell.get("src") or cell.get("source") or []
+    return [str(one) for one in (found if isinstance(found, list) else [found])]
 
 
 def cells(row: Row) -> dict[str, dict[str, Any]]:
@@ -237,10 +240,10 @@ def _flatten(prefix: str, data: Mapping[str, Any], row: Row, found: dict[str, di
 def _cell(cell: Mapping[str, Any], row: Row) -> dict[str, Any]:
     keys = source_keys(cell) or source_keys(row.data)
     shown = {key: value for key, value in cell.items() if key not in ("src", "source", "points")}
-    if "points" in cell:
+    if isinstance(cell.get("points"), dict):
         shown["value"] = ", ".join(f"{at}: {rate}" for at, rate in cell["points"].items()) + f" {cell.get('unit', '')}"
     if cell.get("unverified"):
-        shown["note"] = "; ".join(filter(None, ("unverified", cell.get("note"))))
+        shown["note"] = "; ".join(filter(None, ("unverified", str(cell.get("note") or ""))))
     return shown | {"source": [_title(key, row.sources) for key in keys]}
 
 

@@ -62,7 +62,7 @@ def _section(key: str, spec: type[BaseModel]) -> BeforeValidator:
 
 MAX_DEVICES = 2_000_000
 Degree = Annotated[int | None, Count(1_000_000)]
-Layers = Annotated[int | None, Count(10_000)]
+Layers = Annotated[int | None, Count(2_500)]
 Width = Annotated[int | None, Count(10_000_000)]
 Batch = Annotated[int | None, Count(1_000_000_000)]
 Flag = Annotated[bool | None, BeforeValidator(_auto, json_schema_input_type=bool | Literal["auto"] | None)]
@@ -172,7 +172,10 @@ def _recompute(value: object) -> object:
             return (mode, EVERY_SQRT)
         if mode in ("blocks", "every") and type(number) is int and 1 <= number <= 10_000:
             return (mode, number)
-    raise PydanticCustomError("choice", "{why}", {"why": f"must be {RECOMPUTE_FORMS}, not {describe(value)}"})
+    got = describe(value)
+    if isinstance(value, dict) and 1 <= len(value) <= 3:
+        got = "{" + ", ".join(f"{str(mode)[:20]}: {describe(number)}" for mode, number in value.items()) + "}"
+    raise PydanticCustomError("choice", "{why}", {"why": f"must be {RECOMPUTE_FORMS}, not {got}"})
 
 
 RecomputeForm = Annotated[

@@ -6,6 +6,7 @@ dashes, or as one of the row's aliases. Later folders win row by row over earlie
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -70,7 +71,8 @@ class Rows(Mapping[str, Record], Generic[Record]):
         """Plain form of a name or alias -> rows that it may mean."""
         names: dict[str, set[str]] = {}
         for name, row in self.rows.items():
-            for alias in (name, *(row.data.get("aliases") or ())):
+            aliases = row.data.get("aliases")
+            for alias in (name, *(aliases if isinstance(aliases, list) else ())):
                 names.setdefault(_plain(str(alias)), set()).add(name)
         return names
 
@@ -146,8 +148,8 @@ class Tables:
             There is no such row.
         """
         table: Rows[Any] = getattr(self, Kind(kind).value)
-        table.find(name)  # says what is wrong with the name
-        found = cells(table.rows[table.resolve(name) or name])
+        resolved = table.resolve(name)
+        found: Mapping[str, Mapping[str, Any]] = cells(table.rows[resolved]) if resolved else table.find(name)
         return {field: cell for field, cell in found.items() if not field.startswith("sources.")}
 
     def _rows(self, kind: Kind) -> dict[str, Row]:
@@ -158,7 +160,7 @@ class Tables:
                     document = yamltext.read(folder / kind / file)
                     name = file.removesuffix(".yaml")
                     found[name] = Row(name, document, document.data)
-            elif (path := folder / f"{kind}.yaml").is_file():
+            elif os.path.lexists(path := folder / f"{kind}.yaml"):
                 found |= rows(yamltext.read(path))
         return found
 
@@ -167,6 +169,12 @@ class Tables:
         table = self.efficiencies.get(device.name)
         if table is None or not table.same_as:
             return table.figures if table else Efficiency()
+        other = self.efficiencies.get(table.same_as)
+        if table.same_as not in self.accelerators or other is None or other.same_as:
+            row = self.efficiencies.rows[device.name]
+            place = row.document.position(("same_as",))
+            message = f"{table.same_as!r} is no accelerator with measurements of its own"
+            raise InputError([Problem(row.document.file, *place, key="same_as", message=message)])
         twin = self.accelerators.find(table.same_as)
         common = device.matrix_peak.keys() & twin.matrix_peak.keys()
         ratio = {one: device.matrix_peak[one] / twin.matrix_peak[one] for one in common}
@@ -293,18 +301,27 @@ def load_tables(specs: tuple[Path, ...] = ()) -> Tables:
     """
     problems, names = [], [f"{name}.yaml" for name in _FILES]
     for folder in map(Path, specs):
-        if not folder.is_dir():
-            problems.append(Problem(str(folder), message="is not a folder of hardware rows"))
-        for file in listed(folder):
-            if file not in names:
+        try:
+            held = sorted(os.listdir(folder))
+        except OSError as error:
+            problems.append(Problem(str(folder), message=f"is not a folder of hardware rows: {error.strerror}"))
+            continue
+        for file in held:
+            if file.endswith(".yaml") and file not in names:
                 hint = did_you_mean(file, names) or f" (choose from {', '.join(names)})"
                 problems.append(Problem(str(folder / file), message=f"is no table{hint}"))
     if problems:
         raise InputError(problems)
-    stamp = tuple(
-        (str(file), file.stat().st_mtime_ns) for folder in specs for file in sorted(Path(folder).rglob("*.yaml"))
-    )
+    stamp = tuple((str(file), _changed(file)) for folder in specs for file in sorted(Path(folder).rglob("*.yaml")))
     return _load(tuple(map(Path, specs)), stamp)
+
+
+def _changed(file: Path) -> int:
+    """When the file last changed, ns; 0 where that cannot be told (reading the file then says why)."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=8)

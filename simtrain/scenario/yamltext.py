@@ -79,7 +79,10 @@ def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
             raise _error(file, "is a folder, not a file" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
         if status.st_size > most:
             raise _error(file, f"is too large: {status.st_size} bytes (at most {most})")
-        raw = Path(path).read_bytes()
+        with Path(path).open("rb") as stream:
+            raw = stream.read(most + 1)  # some files of /proc tell no size
+        if len(raw) > most:
+            raise _error(file, f"is too large (at most {most} bytes)")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _error(file, f"cannot be read: {reason}") from None
@@ -160,7 +163,7 @@ class _Builder:
     """Builds plain data from parser events, so that bounds hold while the text is read and not after."""
 
     def __init__(self, text: str, file: str, most: int = MAX_NODES) -> None:
-        self.file, self.most = file, most
+        self.file, self.text, self.most = file, text, most
         self.places: dict[Path_, Place] = {}
         self.anchors: dict[str, tuple[Any, int]] = {}
         """Anchor -> (value, number of values in it)."""
@@ -193,6 +196,8 @@ class _Builder:
     def _syntax(self, error: yaml.YAMLError) -> Problem:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if "cannot start any token" in what and mark and self.text.splitlines()[mark.line][mark.column :][:1] == "\t":
+            what = "a tab; lines are indented with blanks"
         return Problem(self.file, *(_place(mark) if mark else (1, 1)), message=f"not valid YAML: {what}")
 
     def _event(self) -> Any:

@@ -204,7 +204,16 @@ def _try_all(scenario: Scenario, result: Result, made: Change, specs: tuple[Path
     possible = ((change, changed) for change in fresh if (changed := _changed(scenario, change, specs)) is not None)
     most = max(MAX_WORK * _work(scenario), SMALL_WORK)
     cheap = ((change, changed) for change, changed in possible if _work(changed) <= most)
-    return [(change, _advice(change, simulate(changed), result)) for change, changed in islice(cheap, MAX_CANDIDATES)]
+    tried = ((change, _try(change, changed, result)) for change, changed in islice(cheap, MAX_CANDIDATES))
+    return [(change, advice) for change, advice in tried if advice is not None]
+
+
+def _try(change: Change, changed: Scenario, before: Result) -> Advice | None:
+    """``None`` where the change makes more to simulate than may be."""
+    try:
+        return _advice(change, simulate(changed), before)
+    except InputError:
+        return None
 
 
 def _changed(scenario: Scenario, change: Change, specs: tuple[Path, ...]) -> Scenario | None:

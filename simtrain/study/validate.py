@@ -156,11 +156,10 @@ def validate(rows: Iterable[Mapping[str, Any]], *, specs: tuple[Path, ...] = ())
             skipped[row.id] = row.missing
             continue
         try:
-            scenario = files.from_mapping(row.scenario, specs=specs)
+            found, verdict = compare(row, files.from_mapping(row.scenario, specs=specs))
         except InputError as error:
             refused[row.id] = "; ".join(str(problem) for problem in error.problems)
             continue
-        found, verdict = compare(row, scenario)
         compared += found
         verdicts += [verdict] if verdict else []
     return Validation(tuple(compared), tuple(verdicts), skipped, refused, ignored)

@@ -122,6 +122,16 @@ def test_run_json_is_data_only_and_has_the_agreed_keys(
     assert not list((tmp_path / "out").glob("*.png"))
 
 
+def test_a_long_run_says_so_before_its_advice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "SLOW", 0.0)
+    monkeypatch.setattr("simtrain.study.advise.MAX_CANDIDATES", 1)
+    for words, said in (((), True), (("--no-advice",), False)):
+        assert call(monkeypatch, "run", SMALL, "--no-figures", *words) == 0
+        assert ("--no-advice leaves them out" in capsys.readouterr().err) is said
+
+
 def test_a_run_goes_to_reports_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert call(monkeypatch, "run", SMALL, "--no-figures", "--no-advice") == 0
     (written,) = (tmp_path / "reports").iterdir()
@@ -180,8 +190,9 @@ def test_an_unwritable_folder_is_refused_before_the_work(
     (tmp_path / "file").write_text("in the way")
     assert call(monkeypatch, "run", SMALL, "--out", tmp_path / "file" / "out") == 2
     shown = capsys.readouterr()
-    assert "cannot be written to" in shown.err
+    assert "cannot be written to: it, or a folder it lies in, is a file" in shown.err
     assert shown.out == ""
+    assert call(monkeypatch, "run", SMALL, "--out", tmp_path / "file") == 2
 
 
 @pytest.mark.parametrize(("words", "code"), [((), 0), (("--strict",), 3)])
@@ -245,6 +256,56 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("Step")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"), [("&-", 0, ""), ("/dev/full", 1, "output: No space left on device")]
+)
+def test_output_that_nobody_can_read(where: str, code: int, said: str) -> None:
+    """No traceback where standard output is closed or full, however much there is to say."""
+    for verb in ("schedule 1f1b", "schedule 1f1b --stages 64 --microbatches 512 -f csv", "hardware T4"):
+        command = f"{sys.executable} -m simtrain {verb} >{where}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert done.stderr.strip().removeprefix("simtrain: ").removeprefix("standard ") == said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody else")
+def test_what_may_not_be_read_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scenario, the folder it lies in, a folder of rows, a folder for the report: closed to who asks."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (closed / "mine.yaml").write_text(SMALL.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    (tmp_path / "mine.yaml").chmod(0o000)
+    closed.chmod(0o000)
+    for above in tmp_path.parents[:3]:
+        above.chmod(above.stat().st_mode | 0o011)
+    calls = [
+        ("run", closed / "mine.yaml"),
+        ("run", "mine.yaml"),
+        ("run", SMALL, "--specs", closed),
+        ("run", SMALL, "--out", closed / "x"),
+        ("hardware", "--specs", closed),
+        ("demo", closed / "x"),
+    ]
+    try:
+        os.seteuid(65534)
+        codes = [call(monkeypatch, *words) for words in calls]
+    finally:
+        os.seteuid(0)
+        closed.chmod(0o700)
+    assert codes == [2] * len(calls)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo"])
+def test_demo_takes_no_place_that_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    if kind == "folder":
+        (tmp_path / "demo.yaml").mkdir()
+    else:
+        os.mkfifo(tmp_path / "demo.yaml")
+    assert call(monkeypatch, "demo") == 2
 
 
 def test_hardware_lists_and_shows_sources(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,3 +36,12 @@ def test_exit_codes() -> None:
 def test_did_you_mean() -> None:
     assert did_you_mean("layrs", ["layers", "hidden"]) == " (did you mean 'layers'?)"
     assert did_you_mean("xyzzy", ["layers", "hidden"]) == ""
+    assert did_you_mean("1F1B", ["gpipe", "1f1b"]) == " (did you mean '1f1b'?)"
+
+
+def test_a_beginning_is_no_slip() -> None:
+    """The nearest name to A100 is not A10G."""
+    names = ["A10G", "A100-PCIE-40GB", "A100-SXM4-80GB", "T4"]
+    assert did_you_mean("A100", names) == " (which of 'A100-PCIE-40GB', 'A100-SXM4-80GB'?)"
+    assert did_you_mean("a100-s", names) == " (did you mean 'A100-SXM4-80GB'?)"
+    assert did_you_mean("", names) == ""

@@ -12,6 +12,7 @@ from simtrain.program.schedules.gpipe import gpipe
 from simtrain.program.schedules.interleaved import interleaved
 from simtrain.program.schedules.one_f_one_b import one_f_one_b
 from simtrain.program.validation import validate
+from simtrain.scenario.checks import MAX_PASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ def build(name: str, ranks: int, microbatches: int, virtual: int = 1) -> Program
     schedule = SCHEDULES[name]
     if problem := schedule.problem(ranks, microbatches, virtual):
         raise InputError(problem)
+    if ranks * virtual * microbatches > MAX_PASSES:
+        what = f"{ranks} ranks x {virtual} virtual stages x {microbatches} microbatches"
+        raise InputError(f"{what} are more than {MAX_PASSES:,} forward passes; take fewer")
     program = schedule.function(ranks, microbatches, virtual)
     validate(program, ranks * virtual, microbatches)
     return program

@@ -43,7 +43,7 @@ def test_errors_name_every_line_and_cell() -> None:
     assert "2F0" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", " ,, ,\n,\n"])
 def test_a_file_without_ranks_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="no ranks"):
         from_csv(text)

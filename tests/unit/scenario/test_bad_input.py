@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from simtrain.errors import InputError
-from simtrain.scenario import files
+from simtrain.scenario import files, yamltext
 from tests.unit.scenario.examples import GOOD, spoiled, write
 
 NETWORKS = "ib_edr, ib_hdr"
@@ -173,9 +175,21 @@ def message(tmp_path: Path, text: str, **options: object) -> str:
         (spoiled(tp="  tp: 'four'"), "parallelism.tp: must be a whole number, not 'four'"),
         (spoiled(tp="  tp: 4.0"), "parallelism.tp: must be a whole number, not 4.0"),
         (spoiled(tp="  tp: [4]"), "parallelism.tp: must be a whole number, not a list"),
+        (
+            spoiled(precision="  recompute: {every: -1}"),
+            "training.recompute: must be none, selective, full, {blocks: n} or {every: k}"
+            " (k a number of layers, or sqrt), not {every: -1}",
+        ),
+        (spoiled(tp="  <<: {tp: 4}"), "small.yaml:18:3: parallelism.<<: merge keys are no part of YAML 1.2"),
+        (spoiled(name="name: " + "x" * 101), "small.yaml:1:1: name: must have at most 100 characters, not 'xxx"),
+        (spoiled(tp="  stage_layers: []"), "parallelism.stage_layers: must not be empty"),
+        (
+            spoiled(precision="  precision: BF16"),
+            "training.precision: must be 'fp32', 'tf32', 'fp16', 'bf16' or 'fp8', not 'BF16' (did you mean 'bf16'?)",
+        ),
         (spoiled(seq_len="  seq_len: 0"), "small.yaml:15:3: training.seq_len: must be at least 1, not 0"),
         (spoiled(layers="  layers: 1e30"), "small.yaml:8:3: model.layers: must be a whole number, not 1e+30"),
-        (spoiled(layers="  layers: 1000000000000000000000000000000"), "model.layers: must be at most 10000, not 1e+30"),
+        (spoiled(layers="  layers: 1000000000000000000000000000000"), "model.layers: must be at most 2500, not 1e+30"),
         (
             spoiled(nodes="  devices: 1000000000"),
             "small.yaml:4:3: cluster.devices: must be at most 2000000, not 1000000000",
@@ -206,6 +220,10 @@ def message(tmp_path: Path, text: str, **options: object) -> str:
         (
             spoiled(global_batch="  global_batch: 80000000"),
             "training.global_batch: 10000000 microbatches a step (at most 100000)",
+        ),
+        (
+            spoiled(global_batch="  global_batch: 90000", micro_batch="  micro_batch: 1", pp="  pp: 8", dp="  dp: 1"),
+            "training.global_batch: 90000 microbatches x 8 stages are more than 500,000 forward passes",
         ),
         # counting devices
         (
@@ -323,3 +341,13 @@ def test_a_name_that_no_file_can_have() -> None:
     for name in ("x" * 5000, "a\0b"):
         with pytest.raises(InputError, match="no such file"):
             files.load(name)
+
+
+def test_a_device_without_end_is_read_no_further_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of /proc say that they hold nothing."""
+    path = tmp_path / "endless.yaml"
+    path.write_text("x" * (yamltext.MAX_BYTES + 1))
+    status = os.stat_result((stat.S_IFREG | 0o644, *[0] * 9))
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: status)
+    with pytest.raises(InputError, match="is too large"):
+        yamltext.read_text(path)

@@ -355,3 +355,24 @@ def test_reading_scenarios_needs_no_heavy_library() -> None:
     heavy = ["numpy", "pandas", "matplotlib", "simpy", "pyarrow", "scipy", "torch"]
     code = f"import sys, simtrain.scenario.files; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rows_of_the_caller_win_over_those_beside_the_file(tmp_path: Path) -> None:
+    """``--specs``, then ``hardware_specs/`` beside the scenario, then shipped; the folders that win are told once."""
+    row = "ib_hdr: {{source: s, bandwidth: {} GB/s, efficiency: 90 %, latency: 3 us}}\n"
+    beside, given = tmp_path / "hardware_specs", tmp_path / "given"
+    for folder, rate in ((beside, 41), (given, 42)):
+        folder.mkdir()
+        (folder / "networks.yaml").write_text(row.format(rate), encoding="utf-8")
+    path = write(tmp_path)
+    assert files.spec_folders(path) == (beside,)
+    assert files.spec_folders(path, files.spec_folders(path, (given,))) == (beside, given)
+    for specs, rate in (((), 41e9), ((given,), 42e9), (files.spec_folders(path, (given,)), 42e9)):
+        assert files.load(path, specs=specs).cluster.scale_out.bandwidth == rate
+
+
+def test_links_in_a_circle_are_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").symlink_to("b.yaml")
+    (tmp_path / "b.yaml").symlink_to("a.yaml")
+    with pytest.raises(InputError, match=r"a\.yaml: cannot be read: Too many levels of symbolic links"):
+        files.load(tmp_path / "a.yaml")

@@ -216,8 +216,9 @@ def test_the_resolved_file_needs_no_configuration(tmp_path: Path) -> None:
         ({"model_type": "lama"}, "model_type: 'lama' is not a known architecture (did you mean 'llama'?)"),
         ({}, "model_type: 'None' is not a known architecture"),
         ({"model_type": "llama"}, "model.layers: missing"),
-        (LLAMA3 | {"num_hidden_layers": "32"}, "layers: Input should be a valid integer"),
-        (LLAMA3 | {"num_hidden_layers": -1}, "layers: Input should be greater than or equal to 1"),
+        ({"model_type": [1]}, "model_type: '[1]' is not a known architecture"),
+        (LLAMA3 | {"num_hidden_layers": "32"}, "layers: must be a whole number, not '32'"),
+        (LLAMA3 | {"num_hidden_layers": -1}, "layers: must be at least 1, not -1"),
         (LLAMA3 | {"model_type": "mixtral"}, "model.experts: missing: the family moe needs the number of experts"),
     ],
 )

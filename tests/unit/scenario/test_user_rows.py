@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -112,3 +113,54 @@ def test_wrong_folders(tmp_path: Path) -> None:
         load_tables((tmp_path / "none",))
     with pytest.raises(InputError, match=r"is no table \(did you mean 'networks.yaml'\?\)"):
         user(tmp_path, MINE, "network.yaml")
+
+
+BROKEN_TABLES = {
+    "text as aliases": (MINE + "  aliases: mine2\n", "networks.yaml", "mine.aliases: must be a list of names"),
+    "a number as aliases": (MINE + "  aliases: 3\n", "networks.yaml", "mine.aliases: must be a list of names"),
+    "a number as source": (MINE.replace("40 GB/s", "{value: 40 GB/s, src: 3}"), "networks.yaml", ""),
+    "an unhashable source": (
+        "sources: {a: b}\n" + MINE.replace("40 GB/s", "{value: 40 GB/s, src: [[a]]}"),
+        "networks.yaml",
+        "mine.bandwidth: unknown source",
+    ),
+    "a constant that is none": ("constants: 3\n", "efficiencies/T4.yaml", "constants: must be a mapping"),
+    "no number": ("source: s\nconstants: {sustained: .nan}\n", "efficiencies/T4.yaml", "sustained: must be a number"),
+    "no length": (
+        "attention: [{kernel: k, pass: forward, causal: true, head_dim: 64, unit: FLOP/s, src: a, points: {x: 1}}]\n",
+        "efficiencies/T4.yaml",
+        "'x' is no sequence length",
+    ),
+    "its own twin": ("same_as: T4\n", "efficiencies/T4.yaml", "same_as: 'T4' is no accelerator with measurements"),
+    "no twin": ("same_as: T5\n", "efficiencies/T4.yaml", "same_as: 'T5' is no accelerator with measurements"),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "said"), BROKEN_TABLES.values(), ids=BROKEN_TABLES)
+def test_odd_tables_are_refused_with_their_place(tmp_path: Path, text: str, name: str, said: str) -> None:
+    (tmp_path / "sp").mkdir()
+    ours = user(tmp_path / "sp", text, name)
+    if said:
+        table, row = (ours.accelerators, "T4") if "T4" in name else (ours.networks, "mine")
+        with pytest.raises(InputError) as caught:
+            table.find(row)
+        assert said in str(caught.value)
+        assert f"{name}:" in str(caught.value)
+    else:
+        assert ours.networks["mine"].bandwidth == 40e9
+    for kind in ("networks", "efficiencies"):
+        for row in getattr(ours, kind):
+            assert ours.raw(kind, row)
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "folder", "fifo"])
+def test_a_table_that_is_no_file_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "accelerators.yaml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"accelerators\.yaml"):
+        load_tables((tmp_path,)).accelerators.find("T4")

@@ -88,7 +88,7 @@ def test_anchors_are_shared_and_counted() -> None:
         ("a: 1\n\na: 2\n", "f.yaml:3:1: a: duplicate key (first in line 1)"),
         ("a: b: c", "f.yaml:1:5: not valid YAML: mapping values are not allowed in this context"),
         ("a: [1,\n  2", "f.yaml:3:1: not valid YAML: did not find expected"),
-        ("a:\n\t- b", "f.yaml:2:1: not valid YAML: found character that cannot start any token"),
+        ("a:\n\t- b", "f.yaml:2:1: not valid YAML: a tab; lines are indented with blanks"),
         ("a: !!python/object/apply:os.system [ls]", "f.yaml:1:4: YAML tags"),
         ("a: *b", "f.yaml:1:4: alias *b has no anchor before it"),
         ("a: &a [*a]", "f.yaml:1:8: alias *a has no anchor before it"),

@@ -147,6 +147,24 @@ def test_what_the_file_left_open_follows_the_change(monkeypatch: pytest.MonkeyPa
     assert scenario.document["training"]["accumulation"] == 16, "the original is left alone"
 
 
+def test_a_change_that_makes_too_much_to_simulate_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine(monkeypatch, capacity=100.0)
+    scenario = from_mapping(BASE)
+    before = here.simulate(scenario)
+    whole = advise(scenario, before)
+
+    def simulate(changed: Scenario) -> Any:
+        if changed.training.recompute is Recompute.NONE:
+            raise InputError("more than 1 pieces of work to simulate")
+        return here.simulate(changed)
+
+    monkeypatch.setattr(module, "simulate", simulate)
+    left = advise(scenario, before)
+    assert any("recompute=none" in one.change for one in whole)
+    assert left
+    assert not any("recompute=none" in one.change for one in left)
+
+
 def with_changes(**changes: Any) -> Scenario:
     document = {section: dict(keys) for section, keys in BASE.items()}
     for key, value in changes.items():

@@ -16,8 +16,8 @@ from simtrain.study.rows import PeakKind, read
 from simtrain.study.validate import Compared, Validation, tables, validate, verdict_scores
 
 BUILT_ON = re.compile(r"torchtune|torchtitan|LitGPT|BigScience (176B|1\.3B)")
-NOT_MODELLED = re.compile(r"not modelled yet|of them'|balanced partial|mirroring")
-"""What the rest of training and later issues add; anything else that is refused is a defect of the conversion."""
+NOT_MODELLED = re.compile(r"not modelled yet|of them'|balanced partial|mirroring|no machine of H800")
+"""What the rest of training and later issues add, and a host that nothing tells of; anything else that is refused is a defect of the conversion."""
 
 
 @cache
