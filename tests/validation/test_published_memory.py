@@ -17,7 +17,8 @@ from simtrain.study.validate import Compared, Validation, tables, validate, verd
 
 BUILT_ON = re.compile(r"torchtune|torchtitan|LitGPT|BigScience (176B|1\.3B)")
 NOT_MODELLED = re.compile(r"not modelled yet|of them'|balanced partial|mirroring|no machine of H800")
-"""What the rest of training and later issues add, and a host that nothing tells of; anything else that is refused is a defect of the conversion."""
+"""What the rest of training and later issues add, and a host that nothing tells of; anything else
+that is refused is a defect of the conversion."""
 
 
 @cache
