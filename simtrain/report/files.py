@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def parquet(trace: Trace) -> bytes:
 
 def place(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Write files by name into a temporary folder inside ``directory``, then move them into place."""
-    made = next((parent for parent in (directory, *directory.parents)[::-1] if not os.path.lexists(parent)), None)
+    made = [parent for parent in (directory, *directory.parents) if not os.path.lexists(parent)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         hidden = Path(tempfile.mkdtemp(prefix=".simtrain-", dir=directory))
@@ -121,7 +122,8 @@ def place(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        with suppress(OSError):  # others may have put something there meanwhile
+            for folder in made:
+                folder.rmdir()
         why = error.strerror or str(error)
         raise InputError([Problem(file=str(directory), message=f"cannot write the report here: {why}")]) from error

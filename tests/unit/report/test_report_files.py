@@ -223,3 +223,14 @@ def test_other_files_stay_and_old_ones_are_replaced(tmp_path):
     (tmp_path / "a").write_text("old")
     place(tmp_path, {"a": b"new"})
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"mine": "keep", "a": "new"}
+
+
+def test_a_failure_leaves_alone_what_others_wrote_meanwhile(tmp_path, monkeypatch):
+    def full(self, data):
+        (tmp_path / "new" / "other").mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        place(tmp_path / "new" / "mine", {"a": b"1"})
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
