@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simtrain.errors import InputError, Problem
-from simtrain.report.figures import png, svg
+from simtrain.report.figures import plain, png, svg
 from simtrain.report.memory_curve import memory_curve
 from simtrain.report.page import page
 from simtrain.report.perfetto import perfetto
@@ -74,7 +74,7 @@ def write(
 
 def _pictures(summary: Mapping[str, Any], trace: Trace, memory: MemoryProfile, scenario_text: str) -> dict[str, bytes]:
     name = str(summary["scenario"])
-    rows = timeline(trace, title=name, subtitle=headline(summary))
+    rows = timeline(trace, title=name, subtitle=plain(headline(summary)))
     needed = [row["peak_bytes"] for row in summary["memory"]["by_stage"]]
     curve = memory_curve(memory, trace, title=name, needed=needed)
     pictures = png(rows), png(curve)

@@ -52,6 +52,14 @@ def test_same_run_same_bytes(folder, tmp_path):
         assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
+def test_names_are_no_formulas_and_no_markup(tmp_path):
+    """What a user called an accelerator or cites as a source goes into pictures and pages as it is."""
+    odd = r"X$\frac{1$<script>alert(1)</script>"
+    changed = {**SUMMARY, "accelerator": odd, "warnings": [odd], "model": odd}
+    report(tmp_path, summary=changed)
+    assert "<script>alert" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_without_figures(tmp_path):
     assert [path.name for path in report(tmp_path, figures=False)] == NAMES[3:]
 
