@@ -62,7 +62,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "stages": scenario.stages,
         "simulated_ranks": len(trace.lowered.ranks),
         "tasks": len(trace.end),
-        "warnings": _warnings(scenario, memory),
+        "warnings": _warnings(scenario, memory, executed / budget),
     }
 
 
@@ -127,10 +127,12 @@ def _measured(scenario: Scenario, step: float) -> dict[str, Any] | None:
     }
 
 
-def _warnings(scenario: Scenario, memory: Mapping[str, Any]) -> list[str]:
+def _warnings(scenario: Scenario, memory: Mapping[str, Any], hfu: float) -> list[str]:
     found = []
     if not memory["fits"]:
         found.append(f"does not fit: {-memory['margin_bytes'] / 2**30:.1f} GiB over on rank {memory['peak_rank']}")
     if scenario.cluster.network_is_default and scenario.cluster.machines > 1:
         found.append(f"network between machines not given: {scenario.cluster.network_name} assumed")
+    if hfu > 1.0:
+        found.append("HFU above 1: the convention counts causal attention in full, a fused kernel computes half of it")
     return found
