@@ -11,7 +11,7 @@ from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
 from simtrain.cost.memory import fold_pieces
 from simtrain.cost.ops import MatMul, Op, launches
-from simtrain.program.demand import Demand, TimeKind
+from simtrain.program.demand import EXPOSED_COMMUNICATION, Demand, TimeKind
 from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Part
@@ -62,8 +62,13 @@ class Pricer:
     def _block(self, piece: Piece) -> BlockKind:
         return self.scenario.model.block_kind(max(piece.layer, 0))
 
-    def price(self, pieces: Iterable[Piece]) -> Demand:
-        """The price of pieces that run back to back: their sum, and the largest share of what they hold."""
+    def price(self, pieces: Iterable[Piece], beside: tuple[Piece, ...] = ()) -> Demand:
+        """The price of pieces that run back to back: their sum, and the largest share of what they hold.
+
+        ``beside`` run woven into them.
+        """
+        if beside:
+            return self._together(tuple(pieces), beside)
         pieces = tuple(pieces)
         split: dict[TimeKind, float] = {}
         flops = hbm = wire = sm = network = 0.0
@@ -77,6 +82,40 @@ class Pricer:
         kinds = tuple(split.items())
         duration = sum(seconds for _, seconds in kinds)
         return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient)
+
+    def _together(self, first: tuple[Piece, ...], second: tuple[Piece, ...]) -> Demand:
+        """The price of two passes woven into one another: compute adds up, communication runs beside the other's.
+
+        Of each communication, what is longer than the other's compute is exposed, and the compute beside the rest slows
+        down by the compute units that it holds (DeepSeek-V3, section 3.2.1 and figure 4).
+        """
+        parts = (self.price(first), self.price(second))
+        sides = [sum(seconds for kind, seconds in part.split if kind in EXPOSED_COMMUNICATION) for part in parts]
+        split: dict[TimeKind, float] = {}
+        network = 0.0
+        for at, (part, pieces) in enumerate(zip(parts, (first, second), strict=True)):
+            other = parts[1 - at].duration - sides[1 - at]
+            holds = max((self._piece(piece).sm_share for piece in pieces if piece.axis), default=0.0)
+            hidden = min(sides[at], other) if self.scenario.parallelism.overlap else 0.0
+            exposed = sides[at] - hidden + hidden * holds / (1.0 - holds)
+            for kind, seconds in part.split:
+                scale = exposed / sides[at] if kind in EXPOSED_COMMUNICATION and sides[at] else 1.0
+                split[kind] = split.get(kind, 0.0) + scale * seconds
+            network += part.network_share * sides[at]
+        duration = sum(split.values())
+        keeps, frees, transient = fold_pieces(self.scenario, (*first, *second))
+        return Demand(
+            duration,
+            tuple(split.items()),
+            flops=sum(part.flops for part in parts),
+            hbm_bytes=sum(part.hbm_bytes for part in parts),
+            wire_bytes=sum(part.wire_bytes for part in parts),
+            sm_share=max(part.sm_share for part in parts),
+            network_share=min(1.0, network / duration) if duration else 0.0,  # spread over the whole pair
+            keeps=keeps,
+            frees=frees,
+            transient=transient,
+        )
 
     def _piece(self, piece: Piece) -> _Price:
         key = (piece._replace(layer=0), self._block(piece))
@@ -157,7 +196,8 @@ class Pricer:
 
     def _tensors(self) -> float:
         """Parameter tensors of one rank, roughly: twelve a block of its stages."""
-        return 12.0 * self.scenario.model.layers / self.scenario.parallelism.layout.pp
+        copies = 2.0 if self.scenario.held_twice else 1.0
+        return 12.0 * copies * self.scenario.model.layers / self.scenario.parallelism.layout.pp
 
     def _payload(self, piece: Piece) -> tuple[float, int]:
         """(bytes of the whole tensor, calls) of a collective."""
@@ -183,6 +223,7 @@ class Pricer:
             and piece.backward
             and self.scenario.stack.overlap_tp_backward
             and piece.kind is not K.ALL_GATHER
+            and not piece.split
         ):
             block = self._block(piece)
             seconds = self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
@@ -233,7 +274,7 @@ def price(lowered: Lowered, scenario: Scenario) -> tuple[Demand, ...]:
         By work index; a merged work costs the sum of its pieces.
     """
     pricer = Pricer(scenario)
-    return tuple(pricer.price(work.pieces) for work in lowered.works)
+    return tuple(pricer.price(work.pieces, work.beside) for work in lowered.works)
 
 
 def price_piece(scenario: Scenario, piece: Piece) -> Demand:

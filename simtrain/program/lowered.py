@@ -53,7 +53,9 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
+    """Process group of a collective: tp, cp, dp, model (tp x pp), embedding (first and last stage), mirror (the two
+    ranks that hold the same stages); empty = none.
+    """
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
     span: Span | None = None
@@ -64,6 +66,8 @@ class Piece(NamedTuple):
     Tensor-parallel collectives carry a whole boundary activation (s b h); the forward ALL_REDUCE of HEAD alone is
     small: the maximum, the target logit and the sum of the vocabulary-parallel loss.
     """
+    split: bool = False
+    """A collective of an input-gradient pass, beside which no weight gradient runs."""
 
 
 class Work(NamedTuple):
@@ -73,6 +77,8 @@ class Work(NamedTuple):
     stage: int
     name: str
     """What a reader sees: ``F``, ``B``, ``block 3 forward``, ``reduce bucket 2``."""
+    beside: tuple[Piece, ...] = ()
+    """The backward of a pair: woven into ``pieces``, a forward, so that each hides the communication of the other."""
 
 
 class Stream(StrEnum):
@@ -113,7 +119,7 @@ class Group:
     """A process group, or a class of identical ones when folded."""
 
     axis: str
-    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), embedding, pp (a channel)."""
+    """tp, cp, dp (with cp: those that reduce gradients), model (tp x cp x pp), embedding, mirror, pp (a channel)."""
     parties: tuple[int, ...]
     """Simulated ranks that take part, each once, ascending."""
     size: int
@@ -152,6 +158,8 @@ class Lowered:
     groups: tuple[Group, ...]
     resources: tuple[str, ...] = ()
     """Names of the shared network resources (NIC pools of machines); capacity 1 each."""
+    rolling: bool = False
+    """Steps flow into one another: a rank begins the next as soon as it is done, whoever else is not."""
 
     @property
     def task_count(self) -> int:

@@ -8,12 +8,13 @@ joining them is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from simtrain.program.actions import Action, ActionKind
+from simtrain.program.actions import Action, ActionKind, Pair, Step, actions_of, flat
 from simtrain.program.emitter import Emitter, Line, Slot
+from simtrain.program.homes import Homes, is_forward
 from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
 from simtrain.program.recipe import Recipe
 from simtrain.program.shards import Unit, buckets, elements, wrap_units
@@ -40,9 +41,10 @@ class RankList:
     def __init__(
         self,
         scenario: Scenario,
-        actions: tuple[Action, ...],
+        steps: tuple[Step, ...],
         *,
-        stage_rank: Mapping[int, int],
+        here: int,
+        homes: Homes,
         around: Surroundings,
         works: dict[Work, int],
         merge: bool,
@@ -50,9 +52,10 @@ class RankList:
         parallelism, stack = scenario.parallelism, scenario.stack
         replicated = scenario.replicas > 1
         self.scenario = scenario
-        self.actions = actions
-        self.stages = tuple(sorted({action.stage for action in actions}))
-        self.stage_rank = stage_rank
+        self.steps = steps
+        self.actions = tuple(flat(steps))
+        self.stages = tuple(sorted({action.stage for action in self.actions}))
+        self.here, self.homes = here, homes
         self.spans, self.channels = dict(around.axes), dict(around.channels)
         self.tensor_joint = around.tensor_joint
         self.merge = merge
@@ -68,6 +71,10 @@ class RankList:
         self.overlap_messages = parallelism.overlap and stack.overlap_p2p
         self.ends: dict[Action, int] = {}
         """Last compute task of each action so far."""
+        self.arriving: dict[tuple[int, bool, int], Iterator[int]] = {}
+        """(stage, forward, its rank) -> microbatches whose messages are still to be received, in order."""
+        self.received: dict[tuple[int, bool, int], int] = {}
+        """(stage, forward, microbatch) -> receiving task of the message that is not used yet."""
         self.awaited: list[int] = []
         """What the next compute task waits for besides its inputs: blocking sends and reductions."""
         self.unit_ends: list[int] = []
@@ -78,20 +85,25 @@ class RankList:
         """The list, and what each of its slots is used for."""
         reducing = self._reducing()
         gathering = self._first_forwards() if self.overlap_gather else set()
-        for action in self.actions:
-            deps = self._receive(action)
-            reduce = action in reducing and self.overlap_reduce
+        for step in self.steps:
+            actions = actions_of(step)
+            deps = tuple(dep for action in actions for dep in self._receive(action))
+            reduce = self.overlap_reduce and any(action in reducing for action in actions)
             busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
             whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
-            gather = self.zero3 or action in gathering
-            end = self._whole(action, deps) if whole else self._cut(action, deps, gather=gather, reduce=reduce)
-            gathering.discard(action)
-            self.ends[action] = end
-            self._send(action, end)
-            if action in reducing and not reduce:
-                parts = self.scenario.parts(action.stage)
-                self._reduce(Unit("gradients", parts, elements(self.scenario, parts)), end)
-                self.awaited.append(self.reductions[-1])
+            gather = self.zero3 or any(action in gathering for action in actions)
+            if isinstance(step, Pair):
+                end = self._pair(step, deps, gather=gather, reduce=reduce)
+            else:
+                end = self._whole(step, deps) if whole else self._cut(step, deps, gather=gather, reduce=reduce)
+            for action in actions:
+                gathering.discard(action)
+                self.ends[action] = end
+                self._send(action, end, block=not isinstance(step, Pair))
+                if action in reducing and not reduce:
+                    parts = self.scenario.parts(action.stage)
+                    self._reduce(Unit("gradients", parts, elements(self.scenario, parts)), end)
+                    self.awaited.append(self.reductions[-1])
         self._update()
         return self.out.finish()
 
@@ -129,6 +141,22 @@ class RankList:
                 self._reduce(unit, end)
         return end
 
+    def _pair(self, pair: Pair, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
+        """One task for a forward and a backward woven into one another; gathers before and reductions behind it."""
+        forward, backward = self.passes[pair.forward], self.passes[pair.backward]
+        units = [(action, unit) for action in pair for unit in wrap_units(self.scenario, action.stage) if gather]
+        needs = [unit for action, unit in units if self._is_gathered(unit, action)]
+        deps += tuple(self._gather(unit) for unit in needs)
+        slot = Slot("tp", "compute") if self.tensor_joint and self.spans["tp"].size > 1 else None
+        stage = pair.forward.stage
+        line = self.out.line(Stream.COMPUTE, forward, "F&B", stage=stage, slot=slot, beside=backward)
+        end = self._compute(line, pair.forward, deps)
+        self.unit_ends += [end] * len(needs)
+        stage = pair.backward.stage
+        for unit in (wrap_units if self.zero3 else buckets)(self.scenario, stage) if reduce else ():
+            self._reduce(unit, end)
+        return end
+
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
         joint = self.tensor_joint and any(piece.axis == "tp" for piece in run)
         slot = Slot("tp", "compute") if joint else None
@@ -146,30 +174,36 @@ class RankList:
         """The task that brings the input of an action: a message, or the neighbouring stage's compute on this very
         rank.
         """
-        source = _source(action)
-        if action.kind is ActionKind.WEIGHT_GRAD or not 0 <= source < len(self.stage_rank):
+        there = self.homes.source(action)
+        if there < 0:
             return ()
-        here, there = self.stage_rank[action.stage], self.stage_rank[source]
-        if here == there:
-            feeding = (Action(source, kind, action.microbatch) for kind in _feeds(action.kind))
+        stage, forward = _source(action), is_forward(action)
+        if there == self.here:
+            feeding = (Action(stage, kind, action.microbatch) for kind in _feeds(action.kind))
             return tuple(self.ends[fed] for fed in feeding if fed in self.ends)
-        return (self._message(Stream.RECV, source, action, there, here, ()),)
+        key = (stage, forward, there)
+        if key not in self.arriving:
+            self.arriving[key] = iter(self.homes.sent[stage, forward, there, self.here])
+        wanted = (stage, forward, action.microbatch)
+        while wanted not in self.received:
+            m = next(self.arriving[key])
+            task = self._message(Stream.RECV, stage, action._replace(microbatch=m), there, self.here, ())
+            self.received[stage, forward, m] = task
+        return (self.received.pop(wanted),)
 
-    def _send(self, action: Action, end: int) -> None:
-        target = 2 * action.stage - _source(action)
-        if action.kind is ActionKind.WEIGHT_GRAD or not 0 <= target < len(self.stage_rank):
+    def _send(self, action: Action, end: int, *, block: bool) -> None:
+        there = self.homes.target(action)
+        if there in (-1, self.here):
             return
-        here, there = self.stage_rank[action.stage], self.stage_rank[target]
-        if here != there:
-            sent = self._message(Stream.SEND, action.stage, action, here, there, (end,))
-            if not self.overlap_messages:
-                self.awaited.append(sent)
+        sent = self._message(Stream.SEND, action.stage, action, self.here, there, (end,))
+        if block and not self.overlap_messages:
+            self.awaited.append(sent)
 
     def _message(
         self, stream: Stream, stage: int, action: Action, source: int, target: int, deps: tuple[int, ...]
     ) -> int:
         """Send or receive the output of ``stage``."""
-        key = (stream, stage, action.kind)
+        key = (stream, stage, action.kind, source, target)
         if key not in self.lines:
             forward = action.kind is ActionKind.FORWARD
             border = self.scenario.stage_range(stage if forward else stage - 1).stop
@@ -230,9 +264,14 @@ class RankList:
             tied = ((Part.EMBEDDING, -1),)
             unit = Unit("tied embedding", tied, elements(self.scenario, tied))
             deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "embedding", unit, deps),)
-        for axis in ("model", "dp") if self.sharded or self.zero3 else ("model",):
+        norms = ("model", "dp") if self.sharded or self.zero3 else ("model",)
+        for axis in norms[1:] if self.scenario.parallelism.post_validation else norms:
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
+        if "mirror" in self.spans:
+            parts = tuple(part for stage in self.stages for part in self.scenario.parts(stage))
+            both = Unit("gradients of both copies", parts, elements(self.scenario, parts))
+            deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "mirror", both, deps),)
         owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
         shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
         step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)

@@ -72,7 +72,7 @@ class Recipe:
         yield Piece(kind, part, layer)
         if self._tensor.size > 1 and part is not Part.EMBEDDING:
             reduce = K.REDUCE_SCATTER if self._sequence else K.ALL_REDUCE
-            yield self._collective(reduce, part, layer, backward=True)
+            yield self._collective(reduce, part, layer, backward=True)._replace(split=kind is K.INPUT_GRAD)
 
     def _collective(self, kind: PieceKind, part: Part, layer: int, *, backward: bool = False) -> Piece:
         return Piece(kind, part, layer, axis="tp", span=self._tensor, backward=backward)

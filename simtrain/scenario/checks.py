@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from simtrain.scenario.hardware import Accelerator, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import Model
+from simtrain.scenario.pipelines import RULES, grid_microbatches, grid_stages
 from simtrain.scenario.problems import Problems, choices_text
 from simtrain.scenario.scenario import Attention, Stack
-from simtrain.scenario.schema import LATER_SCHEDULES, SCHEDULES, ParallelismSpec, ScenarioFile
+from simtrain.scenario.schema import ParallelismSpec, ScenarioFile
 
 MAX_MICROBATCHES = 100_000
 
@@ -33,7 +34,6 @@ def not_modelled(spec: ScenarioFile, problems: Problems) -> None:
         ("parallelism.cp", (spec.parallelism.cp or 1) > 1, "context parallelism (cp above 1)"),
         ("parallelism.ep", (spec.parallelism.ep or 1) > 1, "expert parallelism (ep above 1)"),
         ("parallelism.cp_kind", spec.parallelism.cp_kind is not None, "kinds of context parallelism"),
-        ("parallelism.schedule", spec.parallelism.schedule in LATER_SCHEDULES, f"schedule {spec.parallelism.schedule}"),
     ]
     for key, used, what in later:
         if used:
@@ -90,22 +90,64 @@ def positions(model: Model, seq_len: int, problems: Problems) -> None:
 
 def schedule(name: str, pp: int, virtual: int, microbatches: int | None, problems: Problems) -> None:
     """Schedule, virtual stages and microbatches must go together."""
-    if name not in SCHEDULES:
-        if name not in LATER_SCHEDULES:
-            problems.add("parallelism.schedule", f"unknown schedule {name!r}{choices_text(name, SCHEDULES)}")
+    key = "parallelism.schedule"
+    if name not in RULES:
+        hint = " (a file ends in .csv)" if "/" in name else ""
+        problems.add(key, f"unknown schedule {name!r}{choices_text(name, RULES)}{hint}")
         return
     if virtual > 1 and pp == 1:
         problems.add("parallelism.virtual_stages", f"{virtual} virtual stages need a pipeline (pp above 1)")
-    elif virtual > 1 and name != "interleaved":
-        problems.add("parallelism.schedule", f"{name} runs one stage a rank; {virtual} virtual stages need interleaved")
     elif name == "interleaved" and virtual == 1:
-        problems.add("parallelism.schedule", "interleaved needs virtual_stages of at least 2")
-    elif name == "interleaved" and microbatches is not None and microbatches % pp:
+        problems.add(key, "interleaved needs virtual_stages of at least 2")
+    elif why := RULES[name].problem(name, pp, microbatches, virtual):
+        counts = virtual in RULES[name].virtual
+        problems.add(key, why + ("; change global_batch, micro_batch, dp or pp, or use 1f1b" if counts else ""))
+
+
+def grid(rows: tuple[str, ...], pp: int, virtual: int, microbatches: int | None, problems: Problems) -> None:
+    """The extent of a written schedule; whether it can run is judged where it is lowered."""
+    key, held = "parallelism.schedule", grid_stages(rows)
+    named = {stage for stages in held for stage in stages}
+    count, found = pp * virtual, grid_microbatches(rows)
+    if len(held) != pp:
+        problems.add(key, f"the grid has {len(held)} ranks (lines), but pp is {pp}")
+    elif named != set(range(count)):
+        problems.add(
+            key, f"the grid names the stages {_list(named)}, but pp {pp} x virtual_stages {virtual} = 0..{count - 1}"
+        )
+    elif microbatches is not None and found != microbatches:
+        problems.add(
+            key,
+            f"the grid runs {found} microbatches, but the batch makes {microbatches}"
+            " (global_batch / (micro_batch x dp))",
+        )
+
+
+def tied_ends(rows: tuple[str, ...], pp: int, problems: Problems) -> None:
+    """Tied embeddings of a written schedule: kept equal between the first and the last rank, or on one rank."""
+    held = grid_stages(rows)
+    last = max(stage for stages in held for stage in stages)
+    if 0 not in held[0] or not any(last in held[rank] for rank in (0, pp - 1)):
         problems.add(
             "parallelism.schedule",
-            f"interleaved runs microbatches in rounds of pp (as Megatron does):"
-            f" {microbatches} is no multiple of {pp}; change global_batch, micro_batch or dp, or use 1f1b",
+            f"tied embeddings need stage 0 on the first rank of the grid and stage {last} on the last (or the first);"
+            " change the grid, or set model.tied_embeddings: false",
         )
+
+
+def split_backward(reshards: bool, stage: int, name: str, splits: bool, problems: Problems) -> None:
+    """Weights that are freed after the forward, under a backward in two halves."""
+    if stage == 3 and reshards and splits:
+        problems.add(
+            "parallelism.reshard_after_forward",
+            f"{name} splits the backward, and FSDP2 then computes wrong updates with resharding (torch 2.13, silently);"
+            " set it to false",
+        )
+
+
+def _list(numbers: Iterable[int], most: int = 8) -> str:
+    listed = sorted(numbers)
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
 
 
 def zero(stage: int, pp: int, stack: Stack, problems: Problems) -> None:
@@ -121,7 +163,7 @@ def zero(stage: int, pp: int, stack: Stack, problems: Problems) -> None:
 def stages(layers: int, pp: int, virtual: int, given: list[int] | None, problems: Problems) -> tuple[int, ...] | None:
     """Blocks of each of the pp x virtual stages: as given, or as even as they can be."""
     count = pp * virtual
-    if layers < count:
+    if layers < count and given is None:
         key = "parallelism.virtual_stages" if layers >= pp else "parallelism.pp"
         by = f"{pp} x {virtual} virtual" if virtual > 1 else str(pp)
         problems.add(key, f"{layers} layers cannot fill {by} stages; at most {layers} stages")
@@ -134,6 +176,10 @@ def stages(layers: int, pp: int, virtual: int, given: list[int] | None, problems
         )
     elif sum(given) != layers:
         problems.add("parallelism.stage_layers", f"adds up to {sum(given)} layers, but the model has {layers}")
+    elif 0 in given[1:-1] or (0 in given and count == 1):
+        problems.add(
+            "parallelism.stage_layers", "only the first and the last stage (embedding, head) can do without layers"
+        )
     else:
         return tuple(given)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from simtrain.scenario.pipelines import GRID
 from simtrain.scenario.scenario import Recompute, Scenario
 from simtrain.scenario.schema import NetworkSpec, ScenarioFile
 
@@ -50,7 +51,8 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "zero": int(parallel.zero),
             "sequence_parallel": parallel.sequence_parallel,
             "virtual_stages": parallel.virtual_stages,
-            "schedule": parallel.schedule,
+            "schedule": list(parallel.grid) if parallel.schedule == GRID else parallel.schedule,
+            "post_validation": parallel.post_validation,
             "stage_layers": list(parallel.stage_layers),
             "mesh_order": list(layout.order),
             "overlap": parallel.overlap,

@@ -6,9 +6,10 @@ seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision b
 units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
 it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
 with virtual stages; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a
-pipeline; prefetch 1; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch;
-devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI
-between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``).
+pipeline; prefetch 1; post_validation with zero-bubble schedules, not in FSDP stacks; sync_every_microbatch from ZeRO-2
+on; micro_batch 1; accumulation 1 without a global_batch; devices_per_machine 8, or what a TPU host holds; network and
+NICs of the first machine row with that accelerator, ICI between the hosts of a TPU slice; no jitter; what a model
+leaves out by its family (``models``).
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from simtrain.errors import InputError
 from simtrain.scenario import checks, clusters, models
 from simtrain.scenario.document import document
 from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
 from simtrain.scenario.model import Model
+from simtrain.scenario.pipelines import GRID, RULES, grid_splits, grid_stages
 from simtrain.scenario.problems import Problems
 from simtrain.scenario.scenario import Attention, Optimizer, Parallelism, Recompute, Scenario, Stack, Training, Zero
 from simtrain.scenario.schema import EVERY_SQRT, MAX_DEVICES, ScenarioFile, TrainingSpec
+from simtrain.scenario.yamltext import read_text
 
 if TYPE_CHECKING:
     from simtrain.scenario.tables import Tables
@@ -167,10 +171,22 @@ class _Resolver:
     ) -> Parallelism | None:
         spec, problems, key = self.spec.parallelism, self.problems, "parallelism."
         pp = layout.pp if layout else (spec.pp or 1)
-        virtual = self._or(spec.virtual_stages, key + "virtual_stages", 1)
-        name = self._or(spec.schedule, key + "schedule", "interleaved" if virtual > 1 else "1f1b")
+        written = self._written()
+        usual = 1 if written is None else max(1, len({s for stages in grid_stages(written) for s in stages}) // pp)
+        virtual = self._or(spec.virtual_stages, key + "virtual_stages", usual)
+        name = (
+            GRID
+            if written
+            else str(self._or(spec.schedule, key + "schedule", "interleaved" if virtual > 1 else "1f1b"))
+        )
+        microbatches = batch[2] if batch else None
         if problems.sound(key + "pp", key + "virtual_stages", key + "schedule"):
-            checks.schedule(name, pp, virtual, batch[2] if batch else None, problems)
+            if written:
+                checks.grid(written, pp, virtual, microbatches, problems)
+            else:
+                checks.schedule(name, pp, virtual, microbatches, problems)
+        if model and model.tied_embeddings and written and problems.sound(key + "schedule"):
+            checks.tied_ends(written, pp, problems)
         blocks = None
         if model and problems.sound(key + "pp", key + "virtual_stages", key + "stage_layers"):
             blocks = checks.stages(model.layers, pp, virtual, spec.stage_layers, problems)
@@ -179,6 +195,13 @@ class _Resolver:
             checks.zero(zero, pp, stack, problems)
         if layout and spec.shard_size not in (None, layout.dp):
             problems.add(key + "shard_size", f"not modelled yet: shard_size other than dp ({layout.dp})")
+        reshard = self._or(spec.reshard_after_forward, key + "reshard_after_forward", pp == 1)
+        splits = grid_splits(written) if written else name in RULES and RULES[name].split
+        checks.split_backward(reshard, zero, name, splits, problems)
+        rolls = name in RULES and RULES[name].rolls and pp > 1 and not (stack and stack.fp32_shards)
+        rolling = self._or(spec.post_validation, key + "post_validation", rolls)
+        if rolling and pp == 1:
+            problems.add(key + "post_validation", "is about the stages of a pipeline (pp above 1)")
         if layout is None or blocks is None:
             return None
         return Parallelism(
@@ -189,9 +212,33 @@ class _Resolver:
             virtual_stages=virtual,
             stage_layers=blocks,
             overlap=self._or(spec.overlap, key + "overlap", True),
-            reshard_after_forward=self._or(spec.reshard_after_forward, key + "reshard_after_forward", pp == 1),
+            reshard_after_forward=reshard,
             prefetch=self._or(spec.prefetch, key + "prefetch", 1),
+            post_validation=rolling,
+            grid=written or (),
+            grid_file=spec.schedule
+            if written and isinstance(spec.schedule, str)
+            else key + "schedule"
+            if written
+            else "",
         )
+
+    def _written(self) -> tuple[str, ...] | None:
+        """Lines of a schedule that the scenario or a file beside it spells out; ``None`` where it is named."""
+        said, key = self.spec.parallelism.schedule, "parallelism.schedule"
+        if said is None or (isinstance(said, str) and not said.endswith(".csv")):
+            return None
+        if isinstance(said, list):
+            rows = tuple(said)
+        else:
+            try:
+                rows = tuple(read_text(said).splitlines())
+            except InputError as error:
+                self.problems.add(key, str(error))
+                return None
+        if not any(grid_stages(rows)):
+            self.problems.add(key, "holds no action, such as 2F0 (stage, one of F B I W, microbatch)")
+        return rows
 
     def _training(
         self,

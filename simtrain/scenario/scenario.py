@@ -10,6 +10,7 @@ from typing import Any
 from simtrain.scenario.hardware import Cluster, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import BlockKind, Model, Part
+from simtrain.scenario.pipelines import GRID, RULES, grid_stages, rank_stages
 
 
 class Recompute(StrEnum):
@@ -135,7 +136,7 @@ class Parallelism:
     zero: Zero
     sequence_parallel: bool
     schedule: str
-    """Key of ``program.schedules.SCHEDULES``."""
+    """Key of ``program.schedules.SCHEDULES``, or ``grid``."""
     virtual_stages: int
     """Model chunks a pipeline rank (1 = not interleaved)."""
     stage_layers: tuple[int, ...]
@@ -146,6 +147,13 @@ class Parallelism:
     """ZeRO-3: free gathered parameters after forward and gather again in backward."""
     prefetch: int = 1
     """ZeRO-3: units gathered ahead of compute."""
+    post_validation: bool = False
+    """The optimizer does not wait for the gradient norm over all stages (checked afterwards), so steps flow into one
+    another (Qi et al. 2023, section 4)."""
+    grid: tuple[str, ...] = ()
+    """Lines of a schedule that is written out, in PyTorch's CSV notation."""
+    grid_file: str = field(default="", compare=False)
+    """Where it comes from, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,25 @@ class Scenario:
     def tokens(self) -> int:
         """Tokens a step."""
         return self.training.global_batch * self.training.seq_len
+
+    def rank_stages(self, pp_rank: int) -> tuple[int, ...]:
+        """Stages of a pipeline rank, in model order."""
+        plan = self.parallelism
+        if plan.schedule == GRID:
+            return grid_stages(plan.grid)[pp_rank]
+        return rank_stages(RULES[plan.schedule].placement, pp_rank, plan.layout.pp, self.stages)
+
+    @property
+    def held_twice(self) -> bool:
+        """Two pipeline ranks hold each stage, and reduce its gradients between them (DualPipe)."""
+        ranks = range(self.parallelism.layout.pp)
+        return sum(len(self.rank_stages(rank)) for rank in ranks) == 2 * self.stages
+
+    def mirror(self, pp_rank: int) -> int:
+        """The other pipeline rank that holds the same stages; -1 where there is none."""
+        mine = self.rank_stages(pp_rank)
+        others = (rank for rank in range(self.parallelism.layout.pp) if rank != pp_rank)
+        return next((rank for rank in others if self.rank_stages(rank) == mine), -1)
 
     def stage_range(self, stage: int) -> range:
         """Blocks of one pipeline stage."""
@@ -223,8 +250,12 @@ class Scenario:
 
     @property
     def has_tied_copy(self) -> bool:
-        """Tied embeddings live twice: on the first and on the last pipeline rank, kept equal by an all-reduce."""
-        return self.model.tied_embeddings and self.parallelism.layout.pp > 1
+        """Tied embeddings live twice: on the first and on the last pipeline rank, kept equal by an all-reduce.
+
+        Not where one rank holds the first and the last stage, as in a V.
+        """
+        pp = self.parallelism.layout.pp
+        return self.model.tied_embeddings and pp > 1 and self.stages - 1 not in self.rank_stages(0)
 
     @property
     def replicas(self) -> int:

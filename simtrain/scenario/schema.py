@@ -199,10 +199,23 @@ class TrainingSpec(Section):
     sync_every_microbatch: Flag = None
 
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-LATER_SCHEDULES = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "breadth-first")
+def _schedule(value: object) -> object:
+    """A name or a CSV file, or the lines of such a file."""
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, str) and 0 < len(value) <= 4096:
+        return value
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+        return value
+    raise PydanticCustomError("choice", "{why}", {"why": f"must be {SCHEDULE_FORMS}, not {describe(value)}"})
+
+
+SCHEDULE_FORMS = "the name of a schedule, a CSV file in PyTorch's notation, or a list of the lines of one"
+ScheduleForm = Annotated[
+    str | list[str] | None, BeforeValidator(_schedule, json_schema_input_type=str | list[str] | None)
+]
 StageList = Annotated[
-    Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1, max_length=10_000)] | None,
+    Annotated[list[Annotated[int, Field(ge=0, le=10_000)]], Field(min_length=1, max_length=10_000)] | None,
     BeforeValidator(_auto, json_schema_input_type=list[int] | Literal["auto"] | None),
 ]
 
@@ -219,7 +232,8 @@ class ParallelismSpec(Section):
     shard_size: Degree = None
     sequence_parallel: Flag = None
     virtual_stages: Annotated[int | None, Count(10_000)] = None
-    schedule: Name = None
+    schedule: ScheduleForm = None
+    post_validation: Flag = None
     stage_layers: StageList = None
     cp_kind: Name = None
     mesh_order: list[Literal["tp", "cp", "dp", "pp"]] | None = None

@@ -213,6 +213,21 @@ def head_gradients(z: Sizes) -> float:
     return min(z.element * z.tokens * z.vocab, logits_transient(z, backward=True))
 
 
+def attention_inputs(z: Sizes) -> float:
+    """Inputs of an attention's products: of QKV and of the output projection, 4 s b h bytes."""
+    return z.element * (z.rows * z.hidden + z.tokens * z.query)
+
+
+def mlp_inputs(z: Sizes) -> float:
+    """Inputs of an MLP's products: of the up (and gate) and of the down projection, 10 s b h bytes."""
+    return z.element * (z.rows * z.hidden + z.tokens * z.ffn)
+
+
+def head_inputs(z: Sizes) -> float:
+    """Input of the vocabulary projection; BERT's transform has one too."""
+    return (2 if z.head_transform else 1) * z.element * z.rows * z.hidden
+
+
 def gathered(z: Sizes, *, copies: int = 1) -> float:
     """Full-sequence copies that sequence parallelism makes for a product: input, in backward also output gradient."""
     return copies * z.element * z.tokens * z.hidden if z.gathered_input else 0.0

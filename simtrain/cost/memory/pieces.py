@@ -36,6 +36,14 @@ _GRADIENTS: dict[Part, Callable[[act.Sizes], float]] = {
     Part.HEAD: act.head_gradients,
 }
 """Output gradients: what the weight-gradient half of a backward reads."""
+_INPUTS: dict[Part, Callable[[act.Sizes], float]] = {
+    Part.EMBEDDING: lambda z: 0.0,
+    Part.ATTENTION: act.attention_inputs,
+    Part.CROSS_ATTENTION: act.attention_inputs,
+    Part.MLP: act.mlp_inputs,
+    Part.HEAD: act.head_inputs,
+}
+"""Inputs of linear layers: what the weight-gradient half reads beside them. A part without an entry keeps all."""
 _TRANSIENT: dict[Part, Callable[[act.Sizes], float]] = {
     Part.EMBEDDING: lambda z: 0.0,
     Part.ATTENTION: act.attention_transient,
@@ -110,12 +118,13 @@ def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
 
 
 def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
-    """A backward frees what its forward kept. Split, its first half frees nothing and keeps the output gradients."""
+    """A backward frees what its forward kept. Split in two, the first half keeps for the second what that reads.
+
+    That is the inputs and the output gradients of linear layers (Qi et al. 2023, table 1: 32 s b h of 34 s b h bytes).
+    """
     head = piece.part is Part.HEAD
     category = Memory.LOGITS if head else Memory.WORKSPACE
     outputs, transient = {category: _GRADIENTS[piece.part](z)}, {category: _TRANSIENT[piece.part](z)}
-    if piece.kind is K.INPUT_GRAD:
-        return outputs, {}, transient
     frees = {
         Memory.ACTIVATIONS: _kept(scenario, z, piece),
         Memory.WORKSPACE: _recomputed(scenario, z, piece),
@@ -123,8 +132,15 @@ def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
         Memory.GATHERED: 0.0 if piece.part in (Part.MLP, Part.CROSS_ATTENTION) else _unit(scenario, piece),
     }
     keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
+    inputs = {
+        Memory.WORKSPACE if _run(scenario, piece.layer) else Memory.ACTIVATIONS: _INPUTS.get(
+            piece.part, _SAVED[piece.part]
+        )(z)
+    }
+    if piece.kind is K.INPUT_GRAD:
+        return outputs, _add(frees, inputs, -1), transient
     if piece.kind is K.WEIGHT_GRAD:
-        return keeps, _add(frees, outputs), {Memory.WORKSPACE: act.gathered(z)}
+        return keeps, _add(inputs, outputs), {Memory.WORKSPACE: act.gathered(z)}
     if head:  # the loss's own tensors are gone before the weight gradient is allocated
         transient[category] = max(0.0, transient[category] - keeps[Memory.GRADIENTS])
     return keeps, frees, _add(outputs, transient)

@@ -12,14 +12,9 @@ from simtrain.program.demand import Memory
 from simtrain.scenario.scenario import Scenario, Zero
 
 
-def rank_stages(scenario: Scenario, pp_rank: int) -> range:
-    """Stages of one pipeline rank: every pp-th (Narayanan 2021, section 2.2)."""
-    return range(pp_rank, scenario.stages, scenario.parallelism.layout.pp)
-
-
 def held_parameters(scenario: Scenario, pp_rank: int) -> float:
     """Parameters of one tensor rank of a pipeline rank before sharding; a tied embedding's second copy included."""
-    stages = rank_stages(scenario, pp_rank)
+    stages = scenario.rank_stages(pp_rank)
     return sum(scenario.part_parameters(part, layer) for stage in stages for part, layer in scenario.parts(stage))
 
 
