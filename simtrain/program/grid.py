@@ -54,7 +54,7 @@ def figures(program: Program, costs: Costs) -> str:
     spans = [(done[0][0], done[-1][1]) for done in times if done]
     busy = max(sum(end - start for start, end in done) for done in times)
     end, longest = max(end for _, end in spans), max(end - start for start, end in spans)
-    held = " ".join(map(str, peak_in_flight(program)))
+    held = " ".join(f"{count:g}" for count in peak_in_flight(program))
     return (
         f"Step {end:g}, of which idle {1 - busy / end:.1%}; where steps flow into one another {longest:g},"
         f" idle {1 - busy / longest:.1%}.\nStages x microbatches in flight at most, by rank: {held}."

@@ -137,12 +137,15 @@ def longest_stage(program: Program, costs: Costs = UNIT) -> float:
     return max(times[-1][1] - times[0][0] for times in replay(program, costs).times)
 
 
-def peak_in_flight(program: Program) -> tuple[int, ...]:
-    """Per rank, the largest number of (stage, microbatch) pairs run forward but not yet (fully) backward."""
-    change = {F: 1, B: -1, I: 0, W: -1}
+def peak_in_flight(program: Program, kept: float = 1.0) -> tuple[float, ...]:
+    """Per rank, the largest number of (stage, microbatch) pairs run forward but not yet (fully) backward.
+
+    Between input and weight gradient it counts ``kept``: the share of its activations that the weight gradient needs.
+    """
+    change = {F: 1.0, B: -1.0, I: kept - 1.0, W: -kept}
     peaks = []
     for steps in program:
-        held = peak = 0
+        held = peak = 0.0
         for action in flat(steps):
             held += change[action.kind]
             peak = max(peak, held)

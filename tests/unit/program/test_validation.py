@@ -63,7 +63,7 @@ def test_numbers_that_a_schedule_cannot_run_with() -> None:
         build("1f1", 2, 2)
     with pytest.raises(InputError, match=r"one stage a rank, not 2 .*interleaved"):
         build("1f1b", 2, 2, 2)
-    with pytest.raises(InputError, match="rounds of pp .*: 6 is no multiple of 4"):
+    with pytest.raises(InputError, match=r"rounds of pp .*: 6 is no multiple of 4"):
         build("interleaved", 4, 6, 2)
     with pytest.raises(InputError, match="at least 1"):
         build("gpipe", 4, 0)
