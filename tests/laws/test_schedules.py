@@ -41,7 +41,7 @@ CLOSED = ("gpipe", "1f1b", "interleaved", "looped-bfs")
 def cases(
     draw: st.DrawFn, names: tuple[str, ...] = tuple(SCHEDULES), *, full: bool = False
 ) -> tuple[str, int, int, int]:
-    """A schedule's name, ranks, microbatches and virtual stages that it can run with; ``full`` = enough for its laws."""
+    """A schedule's name, ranks, microbatches and virtual stages that it can run with; ``full``: enough for its laws."""
     name = draw(st.sampled_from(names))
     rule = RULES[name]
     ranks = 2 * draw(st.integers(1, 4)) if rule.even else draw(st.integers(1, 8))
