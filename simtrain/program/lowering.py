@@ -46,7 +46,7 @@ def lower(scenario: Scenario, *, fold: bool = True, merge: bool = True) -> Lower
     """
     program = pipeline_program(scenario)
     homes = Homes(program, scenario.stages)
-    mirrors = [scenario.mirror(rank) for rank in range(len(program))] if scenario.held_twice else None
+    mirrors = [scenario.mirror(rank) for rank in range(len(program))] if scenario.held_twice else []
     placement = place(
         scenario.parallelism.layout,
         scenario.cluster,

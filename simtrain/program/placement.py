@@ -88,7 +88,7 @@ def place(
     fold: bool = True,
     slowdowns: ArrayLike | None = None,
     channels: Collection[tuple[int, int]] | None = None,
-    mirrors: Sequence[int] | None = None,
+    mirrors: Sequence[int] = (),
 ) -> Placement:
     """Put the ranks on the machines and find the classes of identical ranks, groups and machines.
 
@@ -104,7 +104,7 @@ def place(
     channels
         Pairs (from, to) of pp ranks between which messages go; None = ring neighbours, both ways.
     mirrors
-        By pp rank, the other one that holds the same stages; None = no rank does.
+        By pp rank, the other one that holds the same stages; empty = there is none.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def _place_aligned(
     extents: Mapping[str, int],
     by_stage: Sequence[float],
     pairs: Sequence[tuple[int, int]],
-    mirrors: Sequence[int] | None,
+    mirrors: Sequence[int] = (),
 ) -> Placement:
     """One class a pp rank: permuting the coordinates of another axis, whole boxes or within one, changes nothing."""
     pp, per_box = layout.pp, extents["pp"]
@@ -196,8 +196,8 @@ def _place_aligned(
 
     shared = pair("embedding", 0, pp - 1) if pp > 1 else -1
     table["embedding"] = tuple(shared if q in (0, pp - 1) else -1 for q in range(pp))
-    twins = {min(q, twin): pair("mirror", q, twin) for q, twin in enumerate(mirrors or ()) if q < twin}
-    table["mirror"] = tuple(twins[min(q, twin)] for q, twin in enumerate(mirrors or ()))
+    twins = {min(q, twin): pair("mirror", q, twin) for q, twin in enumerate(mirrors) if q < twin}
+    table["mirror"] = tuple(twins[min(q, twin)] for q, twin in enumerate(mirrors)) or (-1,) * pp
     channel_table = {(a, b): pair("pp", a, b) for a, b in pairs}
     heads = [ranks[pool * per_box].rank // prod(extents.values()) for pool in range(pp // per_box)]
     resources = _resource_names(heads, machine_counts)
@@ -250,7 +250,7 @@ def _place_any(
     classes: Ints,
     slowest: Floats,
     pairs: Sequence[tuple[int, int]],
-    mirrors: Sequence[int] | None,
+    mirrors: Sequence[int] = (),
 ) -> Placement:
     """``slowest`` is the slowdown by class."""
     _, first, counts = np.unique(classes, return_index=True, return_counts=True)
@@ -284,7 +284,7 @@ def _place_any(
         ends = (stage == 0) | (stage == layout.pp - 1)
         table["embedding"] = tuple(np.where(ends, pair("embedding", 0, layout.pp - 1), -1).tolist())
     mirror = np.full(len(ranks), -1, np.int64)
-    for a, b in enumerate(mirrors or ()):
+    for a, b in enumerate(mirrors):
         if a < b:
             mirror = np.where((stage == a) | (stage == b), pair("mirror", a, b), mirror)
     table["mirror"] = tuple(mirror.tolist())
