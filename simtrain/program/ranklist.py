@@ -264,16 +264,15 @@ class RankList:
             tied = ((Part.EMBEDDING, -1),)
             unit = Unit("tied embedding", tied, elements(self.scenario, tied))
             deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "embedding", unit, deps),)
+        owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
+        shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
+        if "mirror" in self.spans:
+            both = Unit("gradients of both copies", (), shard)
+            deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "mirror", both, deps),)
         norms = ("model", "dp") if self.sharded or self.zero3 else ("model",)
         for axis in norms[1:] if self.scenario.parallelism.post_validation else norms:
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
-        if "mirror" in self.spans:
-            parts = tuple(part for stage in self.stages for part in self.scenario.parts(stage))
-            both = Unit("gradients of both copies", parts, elements(self.scenario, parts))
-            deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "mirror", both, deps),)
-        owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
-        shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
         step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
         done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
