@@ -32,6 +32,8 @@ class PieceKind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     SEND = "send"
     RECV = "recv"
+    DISPATCH = "dispatch"
+    """The host issues the operators of a collective over lists of tensors; what is launched behind them waits."""
 
 
 class Span(NamedTuple):
@@ -53,7 +55,8 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp); empty = none."""
+    """Process group of a collective: tp, cp, dp, shard, secondary, replica (of hybrid sharding), embedding (first and
+    last stage), model (tp x pp); empty = none."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
     span: Span | None = None
@@ -64,6 +67,10 @@ class Piece(NamedTuple):
     Tensor-parallel collectives carry a whole boundary activation (s b h); the forward ALL_REDUCE of HEAD alone is
     small: the maximum, the target logit and the sum of the vocabulary-parallel loss.
     """
+    calls: int = 1
+    """Collective calls into which ``elements`` fall."""
+    releases: float = 0.0
+    """Gathered parameters (a tensor rank) that are freed once this piece is done."""
 
 
 class Work(NamedTuple):
@@ -81,6 +88,8 @@ class Stream(StrEnum):
     COMPUTE = "compute"
     GATHER = "gather"
     REDUCE = "reduce"
+    REPLICA = "replica_reduce"
+    """All-reduces of gradient shards between shard groups."""
     SEND = "send"
     RECV = "recv"
 

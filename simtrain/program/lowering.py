@@ -100,6 +100,10 @@ class _Lowering:
         axes = ["tp", "dp", "model"]
         if self.scenario.has_tied_copy and here in (0, self.scenario.parallelism.layout.pp - 1):
             axes.append("embedding")
+        if self.scenario.is_hybrid:
+            axes += ["shard", "replica"]
+        if self.scenario.parallelism.layout.near:
+            axes.append("secondary")
         found = {axis: self.placement.groups[self.placement.group(axis, index)] for axis in axes}
         channels = {there: self.placement.groups[self.placement.channel(index, there)] for there in neighbours}
         return Surroundings(
