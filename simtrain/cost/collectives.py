@@ -4,8 +4,8 @@ n ranks on k machines, P bytes of payload (the whole, gathered or reduced, tenso
 
     ring all-reduce       2 (n - 1) steps of P / n bytes
     all-gather, reduce-scatter  half of it
-    tree all-reduce       2 (k - 1) / k P bytes through the NICs of a machine in a pipeline, 2 (n / k - 1) + 2 log2 k hops
-                          (NCCL's double binary tree: k - 1 links a tree, up and down, every machine inside one tree)
+    tree all-reduce       2 (k - 1) / k P bytes through the NICs of a machine in a pipeline (NCCL's double binary tree:
+                          k - 1 links a tree, up and down), 2 (n / k - 1) + 2 log2 k hops
 
 Across machines a group leaves its machine through the NICs of its members alone; its bandwidth is bound by them and by
 the links inside. How much of the machine's NIC pool that takes is the group's network share.

@@ -7,8 +7,6 @@ between machines); each is quantised and dequantised in one fused pass at either
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simtrain.cost.compute import Device
 from simtrain.cost.memory.activations import element_bytes
 from simtrain.cost.ops import MatMul
@@ -65,7 +63,7 @@ def chunked_seconds(transfer: float, product: MatMul, chunks: int, device: Devic
         Prices the product.
     """
     whole = device.seconds(product)
-    one = device.seconds(replace(product, m=max(1, product.m // chunks)))
+    one = device.seconds(product._replace(m=max(1, product.m // chunks)))
     step = transfer / chunks
     exposed = step + max(0.0, (chunks - 1) * (step - one)) + max(0.0, chunks * one - whole)
     return min(transfer, exposed)

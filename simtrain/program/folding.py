@@ -34,8 +34,8 @@ SHARD_AXES: Mapping[str, tuple[str, ...]] = {
     "secondary": ("near", "cp"),
     "replica": ("replica",),
 }
-"""Groups of hybrid sharding: states are spread over a shard group and alike in the ranks of a replica group; a secondary
-group holds the copy that stays after a forward."""
+"""Groups of hybrid sharding: states are spread over a shard group and alike in the ranks of a replica group; a
+secondary group holds the copy that stays after a forward."""
 
 LANE = ("pp",)
 """Ranks that differ in pp alone: all that pass messages to one another, or share an embedding."""

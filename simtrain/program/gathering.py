@@ -37,7 +37,7 @@ class GatheredUnits:
     def __init__(self, scenario: Scenario, finals: Iterable[Action]) -> None:
         self._scenario = scenario
         self._finals = frozenset(finals)
-        near = scenario.parallelism.layout.near * scenario.parallelism.layout.cp
+        near = scenario.parallelism.layout.secondary * scenario.parallelism.layout.cp
         self._kept = 1.0 / near if near else 0.0
         """Share of a unit that a rank keeps from forward to backward (resharding to a secondary group)."""
         self._whole: set[_Key] = set()

@@ -106,7 +106,8 @@ def place(
     Returns
     -------
     Placement
-        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, then those of hybrid sharding, embedding, pp), then by class.
+        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, those of
+        hybrid sharding, embedding, pp), then by class.
     """
     per_machine = min(cluster.devices_per_machine, layout.world)
     if channels is None:

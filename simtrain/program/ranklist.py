@@ -238,9 +238,7 @@ class RankList:
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]
     ) -> int:
         layer = unit.parts[0][1] if unit.parts else -1
-        piece = Piece(
-            kind, part, layer, axis=axis, elements=unit.elements, span=self.spans[axis], calls=unit.calls
-        )
+        piece = Piece(kind, part, layer, axis=axis, elements=unit.elements, span=self.spans[axis], calls=unit.calls)
         line = self.out.line(stream, (piece,), f"{kind.value} {unit.name}", slot=Slot(axis, stream.value))
         return self.out.emit(line, deps=deps)
 
@@ -261,7 +259,9 @@ class RankList:
         step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
         done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
-            self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, self.shard_axis, Unit("weights", (), owned), (done,))
+            self._collective(
+                Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, self.shard_axis, Unit("weights", (), owned), (done,)
+            )
 
 
 class _Passes:

@@ -68,7 +68,7 @@ def _sharding(built: Scenario) -> dict[str, Any]:
     parallel, layout = built.parallelism, built.parallelism.layout
     found: dict[str, Any] = {"shard_size": layout.shard or layout.dp}
     if parallel.zero is Zero.PARAMETERS:
-        near = layout.near * layout.cp
+        near = layout.secondary * layout.cp
         found |= {
             "reshard_after_forward": near or parallel.reshard_after_forward,
             "reshard_after_backward": parallel.reshard_after_backward,

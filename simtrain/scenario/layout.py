@@ -43,6 +43,11 @@ class Layout:
         """Mesh axes with dp split in three, innermost first: near shards, far shards, replicas of the shards."""
         return tuple(part for axis in self.order for part in (DP_PARTS if axis == "dp" else (axis,)))
 
+    @property
+    def secondary(self) -> int:
+        """Data-parallel ranks that share the copy which stays after a forward; 0 where all of a shard group do."""
+        return self.near if self.degree("far") > 1 else 0
+
     def degree(self, axis: str) -> int:
         """Size of one axis, or of a part of dp."""
         if axis not in DP_PARTS:

@@ -5,9 +5,11 @@ The defaults, in one place (a scenario lists those it used in ``Scenario.default
 seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
 units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
 it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
-with virtual stages; stage_layers as even as possible, lighter ends; overlap true; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch;
+with virtual stages; stage_layers as even as possible, lighter ends; overlap true; sync_every_microbatch
+from ZeRO-2 on; micro_batch 1; accumulation 1 without a global_batch;
 devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that accelerator, ICI
-between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``); sharding as ``sharding`` says.
+between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``); the keys of sharding in
+``sharding``.
 """
 
 from __future__ import annotations

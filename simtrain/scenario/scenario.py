@@ -189,7 +189,7 @@ class Parallelism:
     reduce_dtype: WireType | None = None
     """Gradients on the wire; None = what the stack reduces in. int8 and int4: hierarchical all-to-all (ZeRO++ qgZ)."""
     replica_sync_every_microbatch: bool = True
-    """Hybrid sharding: gradient shards are all-reduced between groups whenever they are scattered; MiCS does it once."""
+    """Hybrid sharding: gradient shards are all-reduced between groups whenever they are scattered; in MiCS once."""
     tp_overlap: bool = False
     """Sequence-parallel gathers and scatters run chunk by chunk beside the products that need or feed them."""
     vocab_parallel_loss: bool = True

@@ -2,8 +2,8 @@
 
 Defaults: shard_size dp; reshard_after_forward without a pipeline; reshard_after_backward without a pipeline (torch's
 pipeline stages keep parameters gathered until their last backward); reshard_root false; prefetch 1, backward_prefetch
-as prefetch; wrap_blocks 1; wrap_ends true; replica_sync_every_microbatch true; gather_dtype and reduce_dtype those of the stack; tp_overlap the stack's
-choice; vocab_parallel_loss true.
+as prefetch; wrap_blocks 1; wrap_ends true; replica_sync_every_microbatch true; gather_dtype and reduce_dtype those of
+the stack; tp_overlap the stack's choice; vocab_parallel_loss true.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from simtrain.scenario.schema import ParallelismSpec
 KEY = "parallelism."
 Value = TypeVar("Value")
 
+
 class Default(Protocol):
     """The value, or a default with a note that it was used."""
 
-    def __call__(self, value: Value | None, key: str, default: Value) -> Value: ...
+    def __call__(self, value: Value | None, key: str, default: Value) -> Value:
+        """Return ``value``, or ``default`` where it is None, noted under ``key``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

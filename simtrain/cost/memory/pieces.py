@@ -12,7 +12,7 @@ from simtrain.cost.memory import activations as act
 from simtrain.cost.memory import states
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
-from simtrain.scenario.model import BlockKind, Part
+from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
 
 K = PieceKind
