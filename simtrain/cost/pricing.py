@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simtrain.cost import collectives, layers
+from simtrain.cost import collectives, layers, wire
 from simtrain.cost.collectives import Transfer
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
@@ -118,7 +118,7 @@ class Pricer:
         )
 
     def _piece(self, piece: Piece) -> _Price:
-        key = (piece._replace(layer=0), self._block(piece))
+        key = (piece._replace(layer=0, releases=0.0), self._block(piece))
         price = self._known.get(key)
         if price is None:
             price = self._known[key] = self._price(piece)
@@ -131,6 +131,8 @@ class Pricer:
             return self._optimizer(piece)
         if piece.kind in _COLLECTIVES:
             return self._collective(piece)
+        if piece.kind is K.DISPATCH:
+            return _Price({TimeKind.HOST: self._list_operators(piece) * self.scenario.stack.host_seconds_per_op})
         return self._message(piece)
 
     def _compute(self, piece: Piece) -> _Price:
@@ -205,9 +207,11 @@ class Pricer:
         if piece.part is Part.NORM:
             return 4.0, 1
         if piece.part is Part.GRADIENT:
-            return scenario.stack.reduce_bytes * piece.elements, 1
+            return wire.reduce_bytes(scenario) * piece.elements, piece.calls
         if piece.part is Part.PARAMETER:
-            return c.e * piece.elements, 1
+            return wire.gather_bytes(scenario) * piece.elements, piece.calls
+        if piece.part is Part.LOGITS:
+            return c.e * c.tokens * scenario.model.padded_vocab(c.tp), 1
         if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
             return 4.0 * c.tokens, _LOSS_CALLS
         return c.e * c.tokens * scenario.model.hidden, 1
@@ -215,33 +219,48 @@ class Pricer:
     def _collective(self, piece: Piece) -> _Price:
         payload, calls = self._payload(piece)
         span = piece.span or Span(1, 1, 1)
+        payload /= piece.calls
         transfer = collectives.collective(piece.kind, payload, span, self.scenario.cluster)
-        copy = self._flat_copy(piece, payload)
-        seconds = calls * transfer.seconds + copy / self.device.hbm
-        if (
-            piece.axis == "tp"
-            and piece.backward
-            and self.scenario.stack.overlap_tp_backward
-            and piece.kind is not K.ALL_GATHER
-            and not piece.split
-        ):
-            block = self._block(piece)
-            seconds = self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
+        copy = calls * self._flat_copy(piece)
+        copies = self._list_operators(piece) / 2.0 if piece.part in (Part.PARAMETER, Part.GRADIENT) else 0.0
+        seconds = calls * transfer.seconds + copy / self.device.hbm + copies * self.device.constants.sweep_seconds
+        if piece.axis == "tp":
+            seconds = self._tensor_seconds(piece, transfer, seconds)
         # every byte received is written, every byte sent is read, a reduction reads the local operand too
         hbm = calls * transfer.wire_bytes * (3.0 if piece.kind is not K.ALL_GATHER else 2.0) + copy
         return _Price(
             {_kind_of(piece): seconds}, 0.0, hbm, calls * transfer.wire_bytes, transfer.sm_share, transfer.network_share
         )
 
-    def _flat_copy(self, piece: Piece, payload: float) -> float:
-        """HBM bytes of FSDP's copies out of the gathered and into the reduced flat buffer, its cast included."""
-        if piece.axis != "dp" or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
+    def _tensor_seconds(self, piece: Piece, transfer: Transfer, alone: float) -> float:
+        """Exposed seconds of a tensor-parallel collective, next to the products that it may run beside."""
+        scenario, block = self.scenario, self._block(piece)
+        inner = piece.part in (Part.ATTENTION, Part.CROSS_ATTENTION, Part.MLP)
+        if scenario.parallelism.tp_overlap and scenario.parallelism.overlap and inner:
+            which = Pass.INPUT_GRAD if piece.backward else Pass.FORWARD
+            products = [op for op in layers.ops(self.shapes, which, piece.part, block) if isinstance(op, MatMul)]
+            beside = products[0 if piece.kind is K.ALL_GATHER else -1]
+            return wire.chunked_seconds(transfer.seconds, beside, self.shapes.tp, self.device)
+        beside_weight_grad = piece.backward and not piece.split and piece.kind is not K.ALL_GATHER
+        if beside_weight_grad and scenario.stack.overlap_tp_backward:
+            return self._beside_product(transfer, layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block))
+        return alone
+
+    def _list_operators(self, piece: Piece) -> float:
+        """Host operators of the calls of a collective over lists of tensors."""
+        return self.scenario.stack.list_collective_ops * (piece.span.size if piece.span else 1) * piece.calls
+
+    def _flat_copy(self, piece: Piece) -> float:
+        """HBM bytes of one call's copies beside the collective: flat buffers of FSDP, casts, quantisation."""
+        elements = piece.elements / piece.calls
+        if piece.part not in (Part.PARAMETER, Part.GRADIENT) or self.shapes.xla:
             return 0.0
+        moved = wire.quantisation_bytes(self.scenario, piece.part, elements, self.shapes.e)
+        if piece.axis not in ("dp", "shard", "secondary") or self.scenario.parallelism.zero is not Zero.PARAMETERS:
+            return moved
         if piece.part is Part.PARAMETER:
-            return 2.0 * payload
-        return (
-            (self.shapes.e + self.scenario.stack.reduce_bytes) * piece.elements if piece.part is Part.GRADIENT else 0.0
-        )
+            return moved + 2.0 * self.shapes.e * elements
+        return moved + (self.shapes.e + self.scenario.stack.reduce_bytes) * elements
 
     def _message(self, piece: Piece) -> _Price:
         """A boundary activation; each tensor rank carries its share where the stack scatters, and gathers it after."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from simtrain.scenario.layout import Layout
+from simtrain.scenario.layout import DP_PARTS, Layout
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -24,19 +24,33 @@ Hashes = NDArray[np.uint64]
 GROUP_AXES: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp",),
     "cp": ("cp",),
-    "dp": ("dp", "cp"),
+    "dp": (*DP_PARTS, "cp"),
     "model": ("tp", "cp", "pp"),
 }
 """Process group -> mesh axes that it spans: gradients are reduced over dp and cp, their norm over one whole replica."""
+
+SHARD_AXES: Mapping[str, tuple[str, ...]] = {
+    "shard": ("near", "far", "cp"),
+    "secondary": ("near", "cp"),
+    "replica": ("replica",),
+}
+"""Groups of hybrid sharding: states are spread over a shard group and alike in the ranks of a replica group; a
+secondary group holds the copy that stays after a forward."""
 
 LANE = ("pp",)
 """Ranks that differ in pp alone: all that pass messages to one another, or share an embedding."""
 
 
+def group_axes(layout: Layout) -> dict[str, tuple[str, ...]]:
+    """Kinds of process groups that a layout has, with the mesh axes that they span."""
+    hybrid = layout.degree("replica") > 1 or layout.degree("far") > 1
+    return {**GROUP_AXES, **(SHARD_AXES if hybrid else {})}
+
+
 def over(values: NDArray[np.generic], layout: Layout, axes: Collection[str], how: np.ufunc) -> NDArray[np.generic]:
     """Reduce values[rank] with ``how`` over each rank's group along ``axes``; the result is indexed by rank too."""
-    mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.order)])
-    dims = tuple(len(layout.order) - 1 - layout.order.index(axis) for axis in axes)
+    mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.mesh)])
+    dims = tuple(len(layout.mesh) - 1 - layout.mesh.index(axis) for axis in axes)
     return np.broadcast_to(how.reduce(mesh, axis=dims, keepdims=True), mesh.shape).reshape(-1)
 
 
@@ -52,7 +66,7 @@ def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
     Tensor and context ranks meet in every layer; data ranks only once their gradients do, which sets the pace of the
     step if there is no pipeline to bring them out of step earlier.
     """
-    axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
+    axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", *DP_PARTS)
     return over(slowdowns, layout, axes, np.maximum).astype(np.float64)
 
 
@@ -83,7 +97,7 @@ def refine(layout: Layout, devices_per_machine: int, slowdowns: Floats) -> Ints:
     """
     machine = np.arange(layout.world) // devices_per_machine
     starts = np.arange(0, layout.world, devices_per_machine)
-    families = (*GROUP_AXES.values(), LANE)
+    families = (*group_axes(layout).values(), LANE)
     colours = _initial(layout, machine, slowdowns)
     classes, steps = len(np.unique(colours)), 1
     while True:
@@ -102,7 +116,7 @@ def _initial(layout: Layout, machine: Ints, slowdowns: Floats) -> Hashes:
     """Colours by pp coordinate, slowdown, and which members of its own groups share the rank's machine."""
     stage = _mix((np.arange(layout.world) // layout.stride("pp") % layout.pp).astype(np.uint64))
     colours = _join(stage, slowdowns.astype(np.float64).view(np.uint64))
-    for axes in (*GROUP_AXES.values(), LANE):
+    for axes in (*group_axes(layout).values(), LANE):
         _, party = np.unique(base_rank(layout, axes) * (machine[-1] + 1) + machine, return_inverse=True)
         together = np.zeros(party.max() + 1, np.uint64)
         np.add.at(together, party, stage)

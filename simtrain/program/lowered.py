@@ -32,6 +32,8 @@ class PieceKind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     SEND = "send"
     RECV = "recv"
+    DISPATCH = "dispatch"
+    """The host issues the operators of a collective over lists of tensors; what is launched behind them waits."""
 
 
 class Span(NamedTuple):
@@ -53,8 +55,8 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, model (tp x pp), embedding (first and last stage), mirror (the two
-    ranks that hold the same stages); empty = none.
+    """Process group of a collective: tp, cp, dp, shard, secondary, replica (of hybrid sharding), model (tp x pp),
+    embedding (first and last stage), mirror (the two ranks that hold the same stages); empty = none.
     """
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding)."""
@@ -68,6 +70,10 @@ class Piece(NamedTuple):
     """
     split: bool = False
     """A collective of an input-gradient pass, beside which no weight gradient runs."""
+    calls: int = 1
+    """Collective calls into which ``elements`` fall."""
+    releases: float = 0.0
+    """Gathered parameters (a tensor rank) that are freed once this piece is done."""
 
 
 class Work(NamedTuple):
@@ -87,6 +93,8 @@ class Stream(StrEnum):
     COMPUTE = "compute"
     GATHER = "gather"
     REDUCE = "reduce"
+    REPLICA = "replica_reduce"
+    """All-reduces of gradient shards between shard groups."""
     SEND = "send"
     RECV = "recv"
 

@@ -107,6 +107,10 @@ class _Lowering:
             axes.append("embedding")
         if self.scenario.held_twice:
             axes.append("mirror")
+        if self.scenario.is_hybrid:
+            axes += ["shard", "replica"]
+        if self.scenario.parallelism.layout.secondary:
+            axes.append("secondary")
         found = {axis: self.placement.groups[self.placement.group(axis, index)] for axis in axes}
         channels = {there: self.placement.groups[self.placement.channel(index, there)] for there in neighbours}
         return Surroundings(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simtrain.program.folding import GROUP_AXES, LANE, Floats, Ints, base_rank, lockstep, number, over, refine
+from simtrain.program.folding import LANE, Floats, Ints, base_rank, group_axes, lockstep, number, over, refine
 from simtrain.program.lowered import Group
 from simtrain.scenario.hardware import Cluster
 from simtrain.scenario.layout import Layout
@@ -109,8 +109,8 @@ def place(
     Returns
     -------
     Placement
-        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, embedding, mirror, pp), then by
-        class.
+        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, those of hybrid sharding,
+        embedding, mirror, pp), then by class.
     """
     per_machine = min(cluster.devices_per_machine, layout.world)
     if channels is None:
@@ -136,7 +136,7 @@ def place(
 def _extents(layout: Layout, per_machine: int) -> dict[str, int] | None:
     """Coordinates of each axis that one machine holds, if all machines are alike boxes of the mesh; else None."""
     extents, left, inner = {}, per_machine, 1
-    for axis in layout.order:
+    for axis in layout.mesh:
         inner *= layout.degree(axis)
         if inner % per_machine and per_machine % inner:
             return None
@@ -173,7 +173,7 @@ def _place_aligned(
     machine_counts = (boxes * per_box // pp,) * (pp // per_box)
     groups: list[Group] = []
     table: dict[str, tuple[int, ...]] = {}
-    for axis, axes in GROUP_AXES.items():
+    for axis, axes in group_axes(layout).items():
         size, inside = prod(layout.degree(a) for a in axes), prod(extents[a] for a in axes)
         load = float(prod(extent for a, extent in extents.items() if a not in axes and a != "pp"))
         parties = [tuple(range(pp))] if "pp" in axes else [(q,) for q in range(pp)]
@@ -263,7 +263,7 @@ def _place_any(
     site = _Site(classes, np.arange(layout.world) // per_machine, machine_class, heads)
     groups: list[Group] = []
     table: dict[str, tuple[int, ...]] = {}
-    for axis, axes in GROUP_AXES.items():
+    for axis, axes in group_axes(layout).items():
         base = base_rank(layout, axes)
         index = number(base)
         labels = over(classes, layout, axes, np.minimum)[base == np.arange(layout.world)].astype(np.int64)

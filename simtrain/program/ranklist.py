@@ -8,12 +8,13 @@ joining them is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from simtrain.program.actions import Action, ActionKind, Pair, Step, actions_of, flat
 from simtrain.program.emitter import Emitter, Line, Slot
+from simtrain.program.gathering import GRADIENT_ACTIONS, Gather, GatheredUnits, first, last, last_backwards
 from simtrain.program.homes import Homes, is_forward
 from simtrain.program.lowered import Piece, PieceKind, Span, Stream, TaskList, Work
 from simtrain.program.recipe import Recipe
@@ -80,6 +81,8 @@ class RankList:
         self.unit_ends: list[int] = []
         """Last compute task of each gathered unit, in order: they bound how far ahead gathers run."""
         self.reductions: list[int] = []
+        self.finals = last_backwards(self.actions)
+        self.gathered = GatheredUnits(scenario, self.finals) if self.zero3 else None
 
     def build(self) -> tuple[TaskList, tuple[Slot, ...]]:
         """The list, and what each of its slots is used for."""
@@ -88,7 +91,7 @@ class RankList:
         for step in self.steps:
             actions = actions_of(step)
             deps = tuple(dep for action in actions for dep in self._receive(action))
-            reduce = self.overlap_reduce and any(action in reducing for action in actions)
+            reduce = (self.overlap_reduce or self.zero3) and any(action in reducing for action in actions)
             busy = self.zero3 or bool(gathering) or reduce or (self.overlap_reduce and bool(self.reductions))
             whole = self.merge and not busy and not (self.tensor_joint and self.spans["tp"].machines > 1)
             gather = self.zero3 or any(action in gathering for action in actions)
@@ -102,7 +105,8 @@ class RankList:
                 self._send(action, end, block=not isinstance(step, Pair))
                 if action in reducing and not reduce:
                     parts = self.scenario.parts(action.stage)
-                    self._reduce(Unit("gradients", parts, elements(self.scenario, parts)), end)
+                    gradients = Unit("gradients", parts, elements(self.scenario, parts))
+                    self._reduce(gradients, end, final=action in self.finals)
                     self.awaited.append(self.reductions[-1])
         self._update()
         return self.out.finish()
@@ -117,45 +121,68 @@ class RankList:
 
     def _cut(self, action: Action, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
         """One task a run of compute pieces and one a collective, with gathers before and reductions behind them."""
-        pieces = self.passes[action]
-        units = wrap_units(self.scenario, action.stage) if gather else ()
-        needs = {_first(pieces, unit): unit for unit in units if self._is_gathered(unit, action)}
-        leaves = {_last(pieces, unit) for unit in needs.values()}
-        shards = wrap_units(self.scenario, action.stage) if self.zero3 else buckets(self.scenario, action.stage)
+        pieces, needs = self._needs(action, gather=gather)
+        leaves = {last(pieces, need.unit) for need in needs.values()}
         ready: dict[int, list[Unit]] = {}
-        for unit in shards if reduce else ():
-            ready.setdefault(_last(pieces, unit), []).append(unit)
+        for unit in self._shards(action) if reduce else ():
+            ready.setdefault(last(pieces, unit), []).append(unit)
         cuts = {0, len(pieces), *needs} | {i + 1 for i in leaves | set(ready)}
         cuts |= {j for i, piece in enumerate(pieces) if piece.axis or not self.merge for j in (i, i + 1)}
         edges = sorted(cuts)
         end = -1
         for at, after in pairwise(edges):
             if at in needs:
-                deps = (*deps, self._gather(needs[at]))
+                deps = (*deps, self._gather(needs[at], action))
             run = pieces[at:after]
             end = self._compute(self._line(action, run, f"{_place(run)} {action.kind.value}"), action, deps)
             deps = ()
             if after - 1 in leaves:
                 self.unit_ends.append(end)
-            for unit in ready.get(after - 1, ()):
-                self._reduce(unit, end)
+            self._scatter(ready.get(after - 1, ()), end, action)
         return end
 
     def _pair(self, pair: Pair, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
         """One task for a forward and a backward woven into one another; gathers before and reductions behind it."""
-        forward, backward = self.passes[pair.forward], self.passes[pair.backward]
-        units = [(action, unit) for action in pair for unit in wrap_units(self.scenario, action.stage) if gather]
-        needs = [unit for action, unit in units if self._is_gathered(unit, action)]
-        deps += tuple(self._gather(unit) for unit in needs)
+        runs, units = [], 0
+        for action in pair:
+            pieces, needs = self._needs(action, gather=gather and (self.zero3 or action is pair.forward))
+            deps += tuple(self._gather(needs[at], action) for at in sorted(needs))
+            runs.append(pieces)
+            units += len(needs)
         slot = Slot("tp", "compute") if self.tensor_joint and self.spans["tp"].size > 1 else None
         stage = pair.forward.stage
-        line = self.out.line(Stream.COMPUTE, forward, "F&B", stage=stage, slot=slot, beside=backward)
+        line = self.out.line(Stream.COMPUTE, runs[0], "F&B", stage=stage, slot=slot, beside=runs[1])
         end = self._compute(line, pair.forward, deps)
-        self.unit_ends += [end] * len(needs)
-        stage = pair.backward.stage
-        for unit in (wrap_units if self.zero3 else buckets)(self.scenario, stage) if reduce else ():
-            self._reduce(unit, end)
+        self.unit_ends += [end] * units
+        self._scatter(self._shards(pair.backward) if reduce else (), end, pair.backward)
         return end
+
+    def _needs(self, action: Action, *, gather: bool) -> tuple[tuple[Piece, ...], dict[int, Gather]]:
+        """Pieces of an action with what they release, and the gathers by index of the piece that waits for them."""
+        pieces = self.passes[action]
+        units = wrap_units(self.scenario, action.stage) if gather else ()
+        if self.gathered:
+            return self.gathered.through(units, pieces, action)
+        axis = self.scenario.shard_axis
+        return pieces, {first(pieces, unit): Gather(unit, axis, unit.elements, unit.calls) for unit in units}
+
+    def _shards(self, action: Action) -> tuple[Unit, ...]:
+        """What is reduced together in the stage of an action."""
+        return (wrap_units if self.zero3 else buckets)(self.scenario, action.stage)
+
+    def _scatter(self, units: Iterable[Unit], end: int, action: Action) -> None:
+        """Reduce gradients of an action as soon as ``end`` is done."""
+        for unit in units:
+            self._dispatch(self.scenario.shard_axis, unit.calls, action)
+            self._reduce(unit, end, final=action in self.finals)
+            if not self.overlap_reduce:
+                self.awaited.append(self.reductions[-1])
+
+    def _dispatch(self, axis: str, calls: int, action: Action) -> None:
+        """Host work of collectives over lists of tensors, in front of the compute that is launched behind it."""
+        if self.scenario.stack.list_collective_ops:
+            piece = Piece(K.DISPATCH, Part.PARAMETER, span=self.spans[axis], calls=calls)
+            self._compute(self.out.line(Stream.COMPUTE, (piece,), "dispatch", stage=action.stage), action, ())
 
     def _line(self, action: Action, run: tuple[Piece, ...], name: str) -> Line:
         joint = self.tensor_joint and any(piece.axis == "tp" for piece in run)
@@ -221,37 +248,42 @@ class RankList:
         """Actions whose gradients are reduced: the last backward of each stage, or all of them without no-sync."""
         if not self.replicated:
             return set()
-        grads = [a for a in self.actions if a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)]
         if self.scenario.training.sync_every_microbatch:
-            return set(grads)
-        return set({action.stage: action for action in grads}.values())
+            return {a for a in self.actions if a.kind in GRADIENT_ACTIONS}
+        return self.finals
 
     def _first_forwards(self) -> set[Action]:
         forwards = [action for action in self.actions if action.kind is ActionKind.FORWARD]
         return set({action.stage: action for action in reversed(forwards)}.values())
 
-    def _is_gathered(self, unit: Unit, action: Action) -> bool:
-        """Forward needs every unit; backward again the blocks that were freed after forward (root units stay)."""
-        if action.kind is ActionKind.FORWARD:
-            return True
-        again = self.zero3 and self.scenario.parallelism.reshard_after_forward and unit.is_block
-        return again and action.kind is not ActionKind.WEIGHT_GRAD
-
-    def _gather(self, unit: Unit) -> int:
+    def _gather(self, need: Gather, action: Action) -> int:
         """ZeRO-3 gathers run ``prefetch`` units ahead of compute, ZeRO-1/2 gathers queue up at the start."""
-        ahead = self.scenario.parallelism.prefetch if self.scenario.parallelism.overlap else 0
+        parallelism = self.scenario.parallelism
+        ahead = parallelism.prefetch if action.kind is ActionKind.FORWARD else parallelism.backward_prefetch
+        ahead = ahead if parallelism.overlap else 0
         bound = self.unit_ends[-1 - ahead :][:1] if self.zero3 and len(self.unit_ends) > ahead else []
-        return self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", unit, tuple(bound))
+        unit = need.unit._replace(elements=need.elements, calls=need.calls)
+        gathered = self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, need.axis, unit, tuple(bound))
+        self._dispatch(need.axis, need.calls, action)
+        return gathered
 
-    def _reduce(self, unit: Unit, after: int) -> None:
-        kind = K.REDUCE_SCATTER if self.zero3 or self.sharded else K.ALL_REDUCE
-        self.reductions.append(self._collective(Stream.REDUCE, kind, Part.GRADIENT, "dp", unit, (after,)))
+    def _reduce(self, unit: Unit, after: int, *, final: bool = True) -> None:
+        """Reduce gradients; with hybrid sharding scatter them in the shard group, then all-reduce between groups."""
+        if not (self.zero3 or self.sharded):
+            done = self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "dp", unit, (after,))
+        else:
+            axis = self.scenario.shard_axis
+            done = self._collective(Stream.REDUCE, K.REDUCE_SCATTER, Part.GRADIENT, axis, unit, (after,))
+            if self.scenario.is_hybrid and (final or self.scenario.parallelism.replica_sync_every_microbatch):
+                shard = unit._replace(elements=unit.elements / self.scenario.shards, calls=1)
+                done = self._collective(Stream.REPLICA, K.ALL_REDUCE, Part.GRADIENT, "replica", shard, (done,))
+        self.reductions.append(done)
 
     def _collective(
         self, stream: Stream, kind: PieceKind, part: Part, axis: str, unit: Unit, deps: tuple[int, ...]
     ) -> int:
         layer = unit.parts[0][1] if unit.parts else -1
-        piece = Piece(kind, part, layer, axis=axis, elements=unit.elements, span=self.spans[axis])
+        piece = Piece(kind, part, layer, axis=axis, elements=unit.elements, span=self.spans[axis], calls=unit.calls)
         line = self.out.line(stream, (piece,), f"{kind.value} {unit.name}", slot=Slot(axis, stream.value))
         return self.out.emit(line, deps=deps)
 
@@ -265,18 +297,19 @@ class RankList:
             unit = Unit("tied embedding", tied, elements(self.scenario, tied))
             deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "embedding", unit, deps),)
         owned = sum(elements(self.scenario, self.scenario.parts(stage)) for stage in self.stages)
-        shard = owned / self.scenario.replicas if self.sharded or self.zero3 else owned
+        shard = owned / self.scenario.shards if self.sharded or self.zero3 else owned
         if "mirror" in self.spans:
             both = Unit("gradients of both copies", (), shard)
             deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.GRADIENT, "mirror", both, deps),)
-        norms = ("model", "dp") if self.sharded or self.zero3 else ("model",)
+        norms = ("model", self.scenario.shard_axis) if self.sharded or self.zero3 else ("model",)
         for axis in norms[1:] if self.scenario.parallelism.post_validation else norms:
             if self.spans[axis].size > 1:
                 deps = (self._collective(Stream.REDUCE, K.ALL_REDUCE, Part.NORM, axis, Unit("norm", (), 1.0), deps),)
         step = Piece(K.OPTIMIZER, Part.PARAMETER, elements=shard)
         done = self.out.emit(self.out.line(Stream.COMPUTE, (step,), "optimizer"), deps=(*deps, *self.awaited))
         if self.sharded and not self.overlap_gather:
-            self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, "dp", Unit("weights", (), owned), (done,))
+            axis = self.scenario.shard_axis
+            self._collective(Stream.GATHER, K.ALL_GATHER, Part.PARAMETER, axis, Unit("weights", (), owned), (done,))
 
 
 class _Passes:
@@ -311,14 +344,6 @@ def _source(action: Action) -> int:
 
 def _feeds(kind: ActionKind) -> tuple[ActionKind, ...]:
     return (ActionKind.FORWARD,) if kind is ActionKind.FORWARD else (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
-
-
-def _first(pieces: tuple[Piece, ...], unit: Unit) -> int:
-    return next(i for i, piece in enumerate(pieces) if (piece.part, piece.layer) in unit.parts)
-
-
-def _last(pieces: tuple[Piece, ...], unit: Unit) -> int:
-    return max(i for i, piece in enumerate(pieces) if (piece.part, piece.layer) in unit.parts)
 
 
 def _place(run: tuple[Piece, ...]) -> str:

@@ -58,7 +58,9 @@ class Recipe:
         if self._tensor.size == 1:
             return
         if part is Part.HEAD:
-            yield self._collective(K.ALL_REDUCE, part, layer)
+            parallel = self._scenario.parallelism.vocab_parallel_loss
+            kind, what = (K.ALL_REDUCE, part) if parallel else (K.ALL_GATHER, Part.LOGITS)
+            yield self._collective(kind, what, layer)
         elif self._sequence:
             yield self._collective(K.REDUCE_SCATTER, part, layer)
         else:

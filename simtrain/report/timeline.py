@@ -145,7 +145,7 @@ def _rows(trace: Trace, columns: Columns) -> _Rows:
     place = np.full(ranks, -1, dtype=np.int64)
     place[shown] = np.arange(len(shown))
     active = set(columns.stream[(trace.end > trace.start) & (columns.stream != COMPUTE_STREAM)].tolist())
-    classes = [(Stream.GATHER,), (Stream.REDUCE,), (Stream.SEND, Stream.RECV)]
+    classes = [(Stream.GATHER,), (Stream.REDUCE,), (Stream.REPLICA,), (Stream.SEND, Stream.RECV)]
     lanes = tuple(one for one in classes if any(STREAMS.index(stream) in active for stream in one))
     return _Rows(shown, place, lanes)
 

@@ -135,16 +135,6 @@ def tied_ends(rows: tuple[str, ...], pp: int, problems: Problems) -> None:
         )
 
 
-def split_backward(reshards: bool, stage: int, name: str, splits: bool, problems: Problems) -> None:
-    """Weights that are freed after the forward, under a backward in two halves."""
-    if stage == 3 and reshards and splits:
-        problems.add(
-            "parallelism.reshard_after_forward",
-            f"{name} splits the backward, and FSDP2 then computes wrong updates with resharding (torch 2.13, silently);"
-            " set it to false",
-        )
-
-
 def _list(numbers: Iterable[int], most: int = 8) -> str:
     listed = sorted(numbers)
     return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")

@@ -13,6 +13,9 @@ from math import prod
 AXES = ("tp", "cp", "dp", "pp")
 """Mesh axes from innermost to outermost. Expert parallelism is carved out of dp (and cp), not an axis of its own."""
 
+DP_PARTS = ("near", "far", "replica")
+"""What dp falls into, innermost first: shards that sit close, the rest of the shards, replicas of the shards."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -25,18 +28,39 @@ class Layout:
     ep: int = 1
     order: tuple[str, ...] = AXES
     """Innermost first; a permutation of ``AXES``."""
+    shard: int = 0
+    """Data-parallel ranks that share one copy of the sharded states; 0 = all of them. Neighbours on dp shard."""
+    near: int = 0
+    """Of those, the neighbours that share the copy which stays after a forward; 0 = all of them."""
 
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.tp * self.cp * self.dp * self.pp
 
+    @property
+    def mesh(self) -> tuple[str, ...]:
+        """Mesh axes with dp split in three, innermost first: near shards, far shards, replicas of the shards."""
+        return tuple(part for axis in self.order for part in (DP_PARTS if axis == "dp" else (axis,)))
+
+    @property
+    def secondary(self) -> int:
+        """Data-parallel ranks that share the copy which stays after a forward; 0 where all of a shard group do."""
+        return self.near if self.degree("far") > 1 else 0
+
     def degree(self, axis: str) -> int:
-        """Size of one axis."""
-        return int(getattr(self, axis))
+        """Size of one axis, or of a part of dp."""
+        if axis not in DP_PARTS:
+            return int(getattr(self, axis))
+        shard = self.shard or self.dp
+        near = self.near or shard
+        return {"near": near, "far": shard // near, "replica": self.dp // shard}[axis]
 
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours on ``axis``."""
+        if axis in DP_PARTS:
+            inner = prod(self.degree(part) for part in DP_PARTS[: DP_PARTS.index(axis)])
+            return self.stride("dp") * inner
         return prod(self.degree(inner) for inner in self.order[: self.order.index(axis)])
 
     def coordinate(self, rank: int) -> dict[str, int]:

@@ -44,6 +44,8 @@ class Part(StrEnum):
     """Norm, up (and gate) projection, activation, down projection, dropout, residual."""
     HEAD = "head"
     """Final norm, vocabulary projection, loss."""
+    LOGITS = "logits"
+    """The output of the vocabulary projection, where tensor ranks gather it."""
     BOUNDARY = "boundary"
     """The activation (or its gradient) between two stages."""
     GRADIENT = "gradient"

@@ -5,11 +5,11 @@ The defaults, in one place (a scenario lists those it used in ``Scenario.default
 seed 0; tp, pp, cp, ep 1; stack by kind of accelerator (``STACKS``); precision bf16, or fp16 or fp32 where the matrix
 units lack it; optimizer adamw; recompute none; attention the stack's kernel, unfused where the accelerator cannot run
 it; zero 3 on FSDP stacks, else 0; sequence_parallel where tp is above 1; virtual_stages 1; schedule 1f1b, interleaved
-with virtual stages; stage_layers as even as possible, lighter ends; overlap true; reshard_after_forward without a
-pipeline; prefetch 1; post_validation with zero-bubble schedules, not in FSDP stacks; sync_every_microbatch from ZeRO-2
-on; micro_batch 1; accumulation 1 without a global_batch; devices_per_machine 8, or what a TPU host holds; network and
-NICs of the first machine row with that accelerator, ICI between the hosts of a TPU slice; no jitter; what a model
-leaves out by its family (``models``).
+with virtual stages; stage_layers as even as possible, lighter ends; overlap true; post_validation with zero-bubble
+schedules, not in FSDP stacks; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a
+global_batch; devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that
+accelerator, ICI between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``); the
+keys of sharding in ``sharding``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simtrain.errors import InputError
-from simtrain.scenario import checks, clusters, models
+from simtrain.scenario import checks, clusters, models, sharding
 from simtrain.scenario.document import document
 from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
@@ -193,27 +193,23 @@ class _Resolver:
         zero = self._or(spec.zero, key + "zero", 3 if stack and stack.fp32_shards else 0)
         if stack and problems.sound(key + "zero", key + "pp"):
             checks.zero(zero, pp, stack, problems)
-        if layout and spec.shard_size not in (None, layout.dp):
-            problems.add(key + "shard_size", f"not modelled yet: shard_size other than dp ({layout.dp})")
-        reshard = self._or(spec.reshard_after_forward, key + "reshard_after_forward", pp == 1)
         splits = grid_splits(written) if written else name in RULES and RULES[name].split
-        checks.split_backward(reshard, zero, name, splits, problems)
         rolls = name in RULES and RULES[name].rolls and pp > 1 and not (stack and stack.fp32_shards)
         rolling = self._or(spec.post_validation, key + "post_validation", rolls)
         if rolling and pp == 1:
             problems.add(key + "post_validation", "is about the stages of a pipeline (pp above 1)")
         if layout is None or blocks is None:
             return None
+        split_by = name if splits else ""
+        shards = sharding.resolve(spec, layout, zero, split_by=split_by, stack=stack, fill=self._or, problems=problems)
         return Parallelism(
-            layout=layout,
+            layout=shards.layout,
             zero=Zero(zero),
             sequence_parallel=self._or(spec.sequence_parallel, key + "sequence_parallel", True) and layout.tp > 1,
             schedule=name,
             virtual_stages=virtual,
             stage_layers=blocks,
             overlap=self._or(spec.overlap, key + "overlap", True),
-            reshard_after_forward=reshard,
-            prefetch=self._or(spec.prefetch, key + "prefetch", 1),
             post_validation=rolling,
             grid=written or (),
             grid_file=spec.schedule
@@ -221,6 +217,7 @@ class _Resolver:
             else key + "schedule"
             if written
             else "",
+            **shards.fields,
         )
 
     def _written(self) -> tuple[str, ...] | None:

@@ -36,6 +36,26 @@ class Zero(IntEnum):
     PARAMETERS = 3
 
 
+class WireType(StrEnum):
+    """Number format of a collective's payload."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes an element."""
+        return {"fp32": 4.0, "int8": 1.0, "int4": 0.5}.get(self.value, 2.0)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Integers with a scale a block."""
+        return self in (WireType.INT8, WireType.INT4)
+
+
 class Attention(StrEnum):
     """Attention kernel generation."""
 
@@ -108,6 +128,14 @@ class Stack:
     """The tensor-parallel reduction of a column-parallel layer's input gradient runs beside its weight gradient."""
     fused_linear_bias: bool = True
     """The bias of a linear layer is added in the product's epilogue."""
+    tp_overlap: bool = False
+    """Tensor-parallel gathers and scatters are split into chunks beside the products (Transformer Engine user buffers,
+    async tensor parallelism), where the sequence is split."""
+    gather_by_module: bool = False
+    """ZeRO-3 gathers each weight matrix by itself as its module runs, and again after recomputation."""
+    list_collective_ops: float = 0.0
+    """Host operators a rank of the group in each gather or scatter (collectives over lists of tensors: one view and one
+    copy a rank), which hold up what is launched behind them; 0 = one flat tensor."""
     source: str = ""
 
 
@@ -144,9 +172,29 @@ class Parallelism:
     overlap: bool
     """Communication may overlap compute at all; false serialises every collective."""
     reshard_after_forward: bool = True
-    """ZeRO-3: free gathered parameters after forward and gather again in backward."""
+    """ZeRO-3: free gathered parameters after forward and gather again in backward (in part, if ``layout.near``)."""
     prefetch: int = 1
     """ZeRO-3: units gathered ahead of compute."""
+    backward_prefetch: int = 1
+    """The same in backward."""
+    reshard_after_backward: bool = True
+    """ZeRO-3: free gathered parameters after every backward, not after the last microbatch's alone."""
+    reshard_root: bool = False
+    """ZeRO-3: embedding and head reshard after forward as the blocks do; FSDP2 keeps its root."""
+    wrap_blocks: int = 1
+    """ZeRO-3: blocks a wrap unit."""
+    wrap_ends: bool = True
+    """ZeRO-3: embedding and head are units of their own; otherwise they are one, the root."""
+    gather_dtype: WireType | None = None
+    """Parameters on the wire; None = as computed with. int8 and int4 are quantised in blocks (ZeRO++ qwZ)."""
+    reduce_dtype: WireType | None = None
+    """Gradients on the wire; None = what the stack reduces in. int8 and int4: hierarchical all-to-all (ZeRO++ qgZ)."""
+    replica_sync_every_microbatch: bool = True
+    """Hybrid sharding: gradient shards are all-reduced between groups whenever they are scattered; in MiCS once."""
+    tp_overlap: bool = False
+    """Sequence-parallel gathers and scatters run chunk by chunk beside the products that need or feed them."""
+    vocab_parallel_loss: bool = True
+    """The loss works on the vocabulary share of each tensor rank; otherwise logits are gathered."""
     post_validation: bool = False
     """The optimizer does not wait for the gradient norm over all stages (checked afterwards), so steps flow into one
     another (Qi et al. 2023, section 4)."""
@@ -261,3 +309,19 @@ class Scenario:
     def replicas(self) -> int:
         """Ranks that hold the same parameters and reduce gradients together: data times context parallel."""
         return self.parallelism.layout.dp * self.parallelism.layout.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO spreads states: all replicas, or the shard group of hybrid sharding."""
+        layout = self.parallelism.layout
+        return (layout.shard or layout.dp) * layout.cp
+
+    @property
+    def is_hybrid(self) -> bool:
+        """States are sharded in groups of ranks and replicated between the groups (HSDP, MiCS)."""
+        return self.shards < self.replicas
+
+    @property
+    def shard_axis(self) -> str:
+        """Process group over which ZeRO spreads states."""
+        return "shard" if self.is_hybrid else "dp"

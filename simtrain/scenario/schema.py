@@ -220,6 +220,15 @@ StageList = Annotated[
 ]
 
 
+_WIRE = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+Wire = Annotated[_WIRE | None, BeforeValidator(_auto, json_schema_input_type=_WIRE | Literal["auto"] | None)]
+Reshard = Annotated[
+    bool | Annotated[int, Field(ge=1, le=1_000_000)] | None,
+    BeforeValidator(_auto, json_schema_input_type=bool | int | Literal["auto"] | None),
+]
+"""Yes, no, or the ranks over which the copy that stays after a forward is spread."""
+
+
 class ParallelismSpec(Section):
     """How the job is split."""
 
@@ -238,8 +247,18 @@ class ParallelismSpec(Section):
     cp_kind: Name = None
     mesh_order: list[Literal["tp", "cp", "dp", "pp"]] | None = None
     overlap: Flag = None
-    reshard_after_forward: Flag = None
+    reshard_after_forward: Reshard = None
+    reshard_after_backward: Flag = None
+    reshard_root: Flag = None
     prefetch: Annotated[int | None, Count(1_000, 0)] = None
+    backward_prefetch: Annotated[int | None, Count(1_000, 0)] = None
+    wrap_blocks: Layers = None
+    wrap_ends: Flag = None
+    replica_sync_every_microbatch: Flag = None
+    gather_dtype: Wire = None
+    reduce_dtype: Wire = None
+    tp_overlap: Flag = None
+    vocab_parallel_loss: Flag = None
 
 
 class MeasuredSpec(Section):

@@ -23,6 +23,7 @@ _STREAM_KIND = {
     Stream.COMPUTE: TimeKind.BUBBLE,
     Stream.GATHER: TimeKind.DP_GATHER,
     Stream.REDUCE: TimeKind.DP_REDUCE,
+    Stream.REPLICA: TimeKind.DP_REDUCE,
     Stream.SEND: TimeKind.PP,
     Stream.RECV: TimeKind.PP,
 }

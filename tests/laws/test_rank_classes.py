@@ -15,7 +15,9 @@ from simtrain.program.placement import IN, OUT, Placement, _extents, _place_any,
 from simtrain.scenario.layout import AXES, Layout
 from tests.unit.program.clusters import cluster
 
-FAMILIES = {"tp": {"tp"}, "cp": {"cp"}, "dp": {"dp", "cp"}, "model": {"tp", "cp", "pp"}}
+FAMILIES = {"tp": {"tp"}, "cp": {"cp"}, "dp": {"near", "far", "replica", "cp"}, "model": {"tp", "cp", "pp"}}
+HYBRID = {"shard": {"near", "far", "cp"}, "secondary": {"near", "cp"}, "replica": {"replica"}}
+PARTS = ("tp", "cp", "near", "far", "replica", "pp")
 
 
 @st.composite
@@ -24,7 +26,10 @@ def meshes(draw: st.DrawFn) -> tuple[Layout, int]:
     degree = st.sampled_from((1, 1, 2, 3, 4, 6))
     tp, cp, dp, pp = draw(degree), draw(st.sampled_from((1, 1, 2, 3))), draw(degree), draw(st.sampled_from((1, 2, 4)))
     order = draw(st.sampled_from(list(permutations(AXES))))
-    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, order=order), draw(st.sampled_from((1, 2, 3, 4, 6, 8, 16)))
+    shard = draw(st.sampled_from([d for d in range(1, dp + 1) if dp % d == 0]))
+    near = draw(st.sampled_from([d for d in range(1, shard + 1) if shard % d == 0]))
+    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, order=order, shard=shard, near=near)
+    return layout, draw(st.sampled_from((1, 2, 3, 4, 6, 8, 16)))
 
 
 def real_groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
@@ -32,8 +37,12 @@ def real_groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
     found: dict[str, dict[tuple[object, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank in range(layout.world):
         at = layout.coordinate(rank)
-        for axis, spanned in FAMILIES.items():
-            found[axis][tuple(at[a] for a in AXES if a not in spanned)].append(rank)
+        shard = layout.shard or layout.dp
+        near = layout.near or shard
+        at |= {"near": at["dp"] % near, "far": at["dp"] % shard // near, "replica": at["dp"] // shard}
+        hybrid = HYBRID if near < layout.dp else {}
+        for axis, spanned in {**FAMILIES, **hybrid}.items():
+            found[axis][tuple(at[a] for a in PARTS if a not in spanned)].append(rank)
     groups = {axis: [tuple(ranks) for ranks in by_key.values()] for axis, by_key in found.items()}
     firsts = [rank for rank in range(layout.world) if layout.coordinate(rank)["pp"] == 0]
     pairs = {(a, (a + s) % layout.pp) for a in range(layout.pp) for s in (1, -1)} if layout.pp > 1 else set()

@@ -19,12 +19,14 @@ from simtrain.program.schedules import build
 from simtrain.program.timing import longest_stage, makespan
 from simtrain.scenario.hardware import Jitter
 from simtrain.scenario.pipelines import RULES
-from simtrain.scenario.scenario import Recompute, Scenario, Zero
+from simtrain.scenario.scenario import Recompute, Scenario, WireType, Zero
 from simtrain.simulate import simulate
 from simtrain.trace.metrics import time_split
 from tests.factories import MEGATRON, TORCH, scenario
 
 K = PieceKind
+MODULES = replace(MEGATRON, gather_by_module=True, list_collective_ops=2.0, host_seconds_per_op=1e-6)
+"""Early DeepSpeed: a gather a weight, collectives over lists."""
 SMALL = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn_hidden": 2048, "seq_len": 512, "vocab": 8192}
 
 
@@ -34,7 +36,8 @@ def scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
     pp, tp = draw(st.sampled_from([1, 1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     dp = draw(st.sampled_from([1, 2, 3, 4]))
     virtual = draw(st.sampled_from([1, 2])) if pp > 1 else 1
-    zero = Zero(draw(st.sampled_from([0, 1, 2, 3] if pp == 1 else [0, 1])))
+    stack = draw(st.sampled_from([MEGATRON, TORCH, MODULES]))
+    zero = Zero(draw(st.sampled_from([0, 1, 2, 3] if pp == 1 or stack is TORCH else [0, 1])))
     changes: dict[str, Any] = SMALL | {
         "layers": max(4, pp * virtual),
         "tied_embeddings": draw(st.booleans()),
@@ -47,7 +50,11 @@ def scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
         "bucket_bytes": draw(st.sampled_from([1e5, 1e7])),
         "jitter": Jitter(0.05) if jitter else Jitter(),
     }
-    stack = draw(st.sampled_from([MEGATRON, TORCH]))
+    if zero is not Zero.NONE:
+        changes |= sharding(draw, dp, zero)
+    if tp > 1:
+        changes["vocab_parallel_loss"] = draw(st.booleans())
+        changes["tp_overlap"] = changes["sequence_parallel"] and draw(st.booleans())
     if pp > 1:
         able = [name for name, rule in RULES.items() if virtual in rule.virtual and name != "gpipe"]
         changes["schedule"] = draw(st.sampled_from(able))
@@ -57,6 +64,24 @@ def scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
     return scenario(
         stack=stack, microbatches=microbatches, pp=pp, tp=tp, dp=dp, virtual_stages=virtual, zero=zero, **changes
     )
+
+
+def sharding(draw: st.DrawFn, dp: int, zero: Zero) -> dict[str, Any]:
+    """Shard and replica groups, wire formats, and with ZeRO-3 what is wrapped and freed."""
+    shard = draw(st.sampled_from([d for d in range(1, dp + 1) if dp % d == 0 and (d > 1 or dp == 1)]))
+    changes: dict[str, Any] = {
+        "shard": shard,
+        "gather_dtype": draw(st.sampled_from([None, WireType.INT8])),
+        "reduce_dtype": draw(st.sampled_from([None, WireType.FP32, WireType.INT4])),
+        "replica_sync_every_microbatch": draw(st.booleans()),
+    }
+    if zero is Zero.PARAMETERS:
+        changes |= {key: draw(st.booleans()) for key in ("wrap_ends", "reshard_root", "reshard_after_backward")}
+        changes["reshard_after_forward"] = draw(st.booleans())
+        changes["wrap_blocks"] = draw(st.sampled_from([1, 3]))
+        near = [d for d in range(2, shard) if shard % d == 0]
+        changes["near"] = draw(st.sampled_from([0, *near])) if changes["reshard_after_forward"] else 0
+    return changes
 
 
 @given(scenarios())

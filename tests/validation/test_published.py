@@ -48,6 +48,25 @@ def test_zero_bubble() -> None:
     assert len(rows) == 3
 
 
+def test_zero3_of_2021() -> None:
+    """SC21, table 2: DeepSpeed's ZeRO-3 of that spring, from what its code does. All short, what remains is not known.
+
+    Host work that grows with the ranks of the group sets the pace at one sequence a device, as measured: the step is as
+    long on 1,536 devices as on 768.
+    """
+    rows = {name: load(path) for name, path in scenarios().items() if name.startswith("published/sc21-zero3/")}
+    summaries = {name: simulate(held).summary for name, held in rows.items()}
+    measured = {name: float(held.measured["step_time"]) for name, held in rows.items()}
+    errors = [found["step_time_s"] / measured[name] - 1 for name, found in summaries.items()]
+    naive = [abs(found["naive_step_time_s"] / measured[name] - 1) for name, found in summaries.items()]
+    assert len(rows) == 6
+    assert all(-0.45 < error < 0 for error in errors)
+    assert sum(map(abs, errors)) < 0.32 * len(rows)
+    assert sum(map(abs, errors)) < sum(naive)
+    few, many = (summaries[f"published/sc21-zero3/174.6b-{devices}"]["step_time_s"] for devices in (768, 1536))
+    assert many == pytest.approx(few, rel=0.1)
+
+
 TABLE_4 = {
     # Korthikanti 2022, table 4: one layer of the 22B model, ms forward and backward (recomputation included)
     "22b-full": (7.7, 19.5),

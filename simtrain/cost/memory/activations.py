@@ -40,7 +40,7 @@ class Sizes:
     """Rows of those matrices: a s b / tp (log-sum-exp of fused attention)."""
     ffn: float
     vocab: float
-    """Padded vocabulary / tp."""
+    """Columns of the logits that the loss works on: the padded vocabulary / tp, or all of it."""
     element: float
     """byte of an activation."""
     residual: float
@@ -90,7 +90,7 @@ def sizes(scenario: Scenario) -> Sizes:
         scores=heads * tokens * training.seq_len,
         statistics=heads * tokens,
         ffn=model.ffn_hidden / layout.tp,
-        vocab=model.padded_vocab(layout.tp) / layout.tp,
+        vocab=model.padded_vocab(layout.tp) / (layout.tp if scenario.parallelism.vocab_parallel_loss else 1),
         element=element,
         residual=FP32 if is_autocast(scenario) else element,
         dropout=model.dropout,

@@ -1,9 +1,7 @@
 """Allocations and releases of each piece of a lowered list.
 
 A forward keeps what its backward needs, the backward frees it. A checkpointed block keeps its input, recomputation the
-rest. ZeRO-3: a parameter gather keeps the full unit; it is released by the unit's last backward piece, and by its last
-forward piece when parameters reshard after forward. Units are blocks, the embedding, and the head; the last two (FSDP's
-root) stay gathered from forward to backward, so they are gathered once a microbatch, as FSDP2 does.
+rest. ZeRO-3: a parameter gather keeps the full unit; the list says which piece releases how much of it.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from simtrain.cost.memory import activations as act
 from simtrain.cost.memory import states
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
-from simtrain.scenario.model import BlockKind, Part
+from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
 
 K = PieceKind
@@ -89,6 +87,13 @@ def _add(level: _Bytes, amounts: _Bytes, sign: int = 1) -> _Bytes:
 
 
 def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
+    keeps, frees, transient = _own_deltas(scenario, z, piece)
+    if piece.releases:
+        frees = _add(frees, {Memory.GATHERED: piece.releases * act.element_bytes(scenario.training.precision)})
+    return keeps, frees, transient
+
+
+def _own_deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     if piece.part in _SAVED and not piece.axis:
         match piece.kind:
             case K.FORWARD:
@@ -111,10 +116,7 @@ def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     if piece.part is Part.HEAD:
         keeps[Memory.LOGITS] = act.logits(z)
         transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
-    frees = {}
-    if scenario.parallelism.reshard_after_forward and piece.part is Part.MLP:
-        frees = {Memory.GATHERED: _unit(scenario, piece)}
-    return keeps, frees, transient
+    return keeps, {}, transient
 
 
 def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
@@ -129,7 +131,6 @@ def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
         Memory.ACTIVATIONS: _kept(scenario, z, piece),
         Memory.WORKSPACE: _recomputed(scenario, z, piece),
         Memory.LOGITS: act.logits(z) if head else 0.0,
-        Memory.GATHERED: 0.0 if piece.part in (Part.MLP, Part.CROSS_ATTENTION) else _unit(scenario, piece),
     }
     keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
     inputs = {
@@ -161,7 +162,7 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
         return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
     if piece.kind is K.OPTIMIZER:
-        freed = held * (scenario.replicas if zero is Zero.OPTIMIZER else 1) if late else 0.0
+        freed = held * (scenario.shards if zero is Zero.OPTIMIZER else 1) if late else 0.0
         return (
             {},
             {Memory.GRADIENTS: freed},
@@ -170,7 +171,7 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     if piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT and states.shards_gradients_at_once(scenario):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)
-        shard = held / scenario.replicas if late else 0.0
+        shard = held / scenario.shards if late else 0.0
         return {Memory.GRADIENTS: shard}, {Memory.GRADIENTS: whole}, {Memory.BUFFERS: copies}
     return {}, {}, {}
 
@@ -205,18 +206,6 @@ def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
         return ()
     stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
     return next((run for run in scenario.recompute_groups(stage) if layer in run), ())
-
-
-def _unit(scenario: Scenario, piece: Piece) -> float:
-    """Bytes of the gathered unit that a piece belongs to; 0 where nothing is gathered."""
-    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.replicas == 1:
-        return 0.0
-    parts = [piece.part]
-    if piece.layer >= 0:
-        parts = [Part.ATTENTION, Part.MLP]
-        parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(piece.layer) is BlockKind.CROSS else []
-    count = sum(scenario.part_parameters(part, piece.layer) for part in parts)
-    return count * act.element_bytes(scenario.training.precision)
 
 
 def _tuple(amounts: _Bytes) -> MemoryBytes:

@@ -67,7 +67,7 @@ def gradients(scenario: Scenario, parameters: float) -> float:
     if scenario.parallelism.zero < Zero.GRADIENTS or scenario.replicas == 1:
         return shard
     whole = 0.0 if shards_gradients_at_once(scenario) else parameters * unsharded_gradient_bytes(scenario)
-    return shard / scenario.replicas + whole
+    return shard / scenario.shards + whole
 
 
 def bucket(scenario: Scenario, parameters: float) -> float:
@@ -85,7 +85,7 @@ def resting(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
     Under ZeRO-3 the copies that buckets need are transients of the reductions; gathered parameters likewise.
     """
     training, stack, zero = scenario.training, scenario.stack, scenario.parallelism.zero
-    count, split = held_parameters(scenario, pp_rank), scenario.replicas
+    count, split = held_parameters(scenario, pp_rank), scenario.shards
     full = element_bytes(training.precision) == FP32 or stack.fp32_shards
     weight = FP32 if full else element_bytes(training.precision)
     state = training.optimizer.state_bytes + (0.0 if full else training.optimizer.master_bytes)

@@ -261,7 +261,6 @@ def test_message(tmp_path: Path, text: str, said: str) -> None:
         ("  cp: 2", "small.yaml:21:3: parallelism.cp: not modelled yet: context parallelism (cp above 1)"),
         ("  ep: 2", "parallelism.ep: not modelled yet: expert parallelism (ep above 1)"),
         ("  cp_kind: ring", "parallelism.cp_kind: not modelled yet"),
-        ("  shard_size: 2", "parallelism.shard_size: not modelled yet: shard_size other than dp (4)"),
     ],
 )
 def test_not_modelled_yet(tmp_path: Path, line: str, said: str) -> None:
