@@ -281,7 +281,7 @@ def test_a_resolved_file_remembers_what_nobody_chose(tmp_path: Path) -> None:
 def test_shipped_scenarios_load_and_reload(tmp_path: Path, name: str) -> None:
     scenario = files.load(name)
     assert files.load(write(tmp_path, files.resolved_yaml(scenario))) == scenario
-    assert set(scenario.measured) >= {"step_time", "source"} or name.startswith("llm/")
+    assert set(scenario.measured) >= {"step_time", "source"} or name.startswith(("llm/", "pipeline/"))
 
 
 def test_shipped_names() -> None:
