@@ -133,4 +133,9 @@ def _warnings(scenario: Scenario, memory: Mapping[str, Any]) -> list[str]:
         found.append(f"does not fit: {-memory['margin_bytes'] / 2**30:.1f} GiB over on rank {memory['peak_rank']}")
     if scenario.cluster.network_is_default and scenario.cluster.machines > 1:
         found.append(f"network between machines not given: {scenario.cluster.network_name} assumed")
+    if scenario.parallelism.post_validation:
+        found.append(
+            "optimizer post-validation: no rank waits for the others at the end of a step, and the step time is that"
+            " from one step to the next"
+        )
     return found

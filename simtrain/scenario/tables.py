@@ -81,11 +81,15 @@ class Rows(Mapping[str, Record], Generic[Record]):
 
     def find(self, name: str) -> Record:
         """The record, or ``InputError`` with what the name may mean and all names."""
-        if self.resolve(name) is not None:
-            return self[name]
+        if self.resolve(name) is None:
+            raise self.unknown(name)
+        return self[name]
+
+    def unknown(self, name: str) -> InputError:
+        """What to say of a name that means no row, or more than one."""
         begun = [row for row in self.rows if name and _plain(row).startswith(_plain(name))]
         hint = f" (which of {', '.join(begun)}?)" if begun else did_you_mean(name, self.rows)
-        raise InputError(f"unknown name {name!r} in {self.kind}{hint}; known: {', '.join(self.rows)}")
+        return InputError(f"unknown name {name!r} in {self.kind}{hint}; known: {', '.join(self.rows)}")
 
     def __getitem__(self, name: str) -> Record:
         resolved = self.resolve(name)
@@ -146,8 +150,10 @@ class Tables:
             There is no such row.
         """
         table: Rows[Any] = getattr(self, Kind(kind).value)
-        table.find(name)  # says what is wrong with the name
-        found = cells(table.rows[table.resolve(name) or name])
+        resolved = table.resolve(name)
+        if not resolved:
+            raise table.unknown(name)
+        found = cells(table.rows[resolved])
         return {field: cell for field, cell in found.items() if not field.startswith("sources.")}
 
     def _rows(self, kind: Kind) -> dict[str, Row]:

@@ -1,9 +1,7 @@
 """Allocations and releases of each piece of a lowered list.
 
 A forward keeps what its backward needs, the backward frees it. A checkpointed block keeps its input, recomputation the
-rest. ZeRO-3: a parameter gather keeps the full unit; it is released by the unit's last backward piece, and by its last
-forward piece when parameters reshard after forward. Units are blocks, the embedding, and the head; the last two (FSDP's
-root) stay gathered from forward to backward, so they are gathered once a microbatch, as FSDP2 does.
+rest. ZeRO-3: a parameter gather keeps the full unit; the list says which piece releases how much of it.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from simtrain.cost.memory import activations as act
 from simtrain.cost.memory import context, states
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
-from simtrain.scenario.model import BlockKind, Part
+from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
 
 K = PieceKind
@@ -40,6 +38,16 @@ _GRADIENTS: dict[Part, Callable[[act.Sizes], float]] = {
     Part.HEAD: act.head_gradients,
 }
 """Output gradients: what the weight-gradient half of a backward reads."""
+_INPUTS: dict[Part, Callable[[act.Sizes], float]] = {
+    Part.EMBEDDING: lambda z: 0.0,
+    Part.ATTENTION: act.attention_inputs,
+    Part.CROSS_ATTENTION: act.attention_inputs,
+    Part.MLP: act.mlp_inputs,
+    Part.ROUTER: act.router_inputs,
+    Part.EXPERTS: act.expert_inputs,
+    Part.HEAD: act.head_inputs,
+}
+"""Inputs of linear layers: what the weight-gradient half reads beside them."""
 _TRANSIENT: dict[Part, Callable[[act.Sizes], float]] = {
     Part.EMBEDDING: lambda z: 0.0,
     Part.ATTENTION: act.attention_transient,
@@ -90,6 +98,8 @@ def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     keeps, frees, transient = _own_deltas(scenario, z, piece)
     if scenario.parallelism.layout.cp > 1 and piece.part in (Part.ATTENTION, Part.CORE) and not piece.axis:
         transient = _add(transient, context.transient(scenario, piece.kind))
+    if piece.releases:
+        frees = _add(frees, {Memory.GATHERED: piece.releases * act.element_bytes(scenario.training.precision)})
     return keeps, frees, transient
 
 
@@ -120,46 +130,42 @@ def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     if piece.part is Part.HEAD:
         keeps[Memory.LOGITS] = act.logits(z)
         transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
-    frees = {}
-    if scenario.parallelism.reshard_after_forward and piece.part in (Part.MLP, Part.EXPERTS):
-        frees = {Memory.GATHERED: sum(_unit(scenario, piece, axis) for axis in ("dp", "edp"))}
-    return keeps, frees, transient
+    return keeps, {}, transient
 
 
 def _on_the_way(z: act.Sizes, piece: Piece) -> float:
     """Copies that exist while a part runs: the gathered sequence, or the rows dispatched to experts."""
-    if piece.part is Part.EXPERTS:
-        return act.dispatched(z)
-    local = piece.part is Part.ROUTER and not z.shared_ffn
+    return act.dispatched(z) if piece.part is Part.EXPERTS else _gathered(z, piece)
+
+
+def _gathered(z: act.Sizes, piece: Piece) -> float:
+    """The gathered sequence; a weight gradient of experts sends no rows, and a router alone works on its rank's."""
+    local = piece.part is Part.EXPERTS or (piece.part is Part.ROUTER and not z.shared_ffn)
     return 0.0 if local else act.gathered(z)
 
 
 def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
-    """A backward frees what its forward kept. Split, its first half frees nothing and keeps the output gradients."""
+    """A backward frees what its forward kept. Split in two, the first half keeps for the second what that reads.
+
+    That is the inputs and the output gradients of linear layers (Qi et al. 2023, table 1: 32 s b h of 34 s b h bytes).
+    """
     head = piece.part is Part.HEAD
     category = Memory.LOGITS if head else Memory.WORKSPACE
     outputs, transient = {category: _GRADIENTS[piece.part](z)}, {category: _TRANSIENT[piece.part](z)}
-    if piece.kind is K.INPUT_GRAD:
-        return outputs, {}, transient
     frees = {
         Memory.ACTIVATIONS: _kept(scenario, z, piece),
         Memory.WORKSPACE: _recomputed(scenario, z, piece),
         Memory.LOGITS: act.logits(z) if head else 0.0,
-        Memory.GATHERED: _released(scenario, piece),
     }
     keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
+    inputs = {Memory.WORKSPACE if _run(scenario, piece.layer) else Memory.ACTIVATIONS: _INPUTS[piece.part](z)}
+    if piece.kind is K.INPUT_GRAD:
+        return outputs, _add(frees, inputs, -1), transient
     if piece.kind is K.WEIGHT_GRAD:
-        return keeps, _add(frees, outputs), {Memory.WORKSPACE: _on_the_way(z, piece)}
+        return keeps, _add(inputs, outputs), {Memory.WORKSPACE: _gathered(z, piece)}
     if head:  # the loss's own tensors are gone before the weight gradient is allocated
         transient[category] = max(0.0, transient[category] - keeps[Memory.GRADIENTS])
     return keeps, frees, _add(outputs, transient)
-
-
-def _released(scenario: Scenario, piece: Piece) -> float:
-    """Bytes of gathered units that the backward of a part is the last to read."""
-    own = scenario.gradient_axis(piece.part) == "edp"
-    inner = piece.part in (Part.MLP, Part.CROSS_ATTENTION, Part.ROUTER, Part.EXPERTS)
-    return 0.0 if inner and not own else _unit(scenario, piece, "edp" if own else "dp")
 
 
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:
@@ -177,18 +183,19 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
         return {Memory.GATHERED: piece.elements * act.element_bytes(scenario.training.precision)}, {}, {}
     if piece.kind is K.OPTIMIZER:
-        ranks = scenario.copies(scenario.gradient_axis(piece.part))
-        freed = held * (ranks if zero is Zero.OPTIMIZER else 1) if late else 0.0
+        ranks = scenario.shards(scenario.gradient_axis(piece.part)) if zero is Zero.OPTIMIZER else 1
+        freed = held * ranks if late else 0.0
         return (
             {},
             {Memory.GRADIENTS: freed},
             {Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario)},
         )
+    axis = "edp" if piece.axis in ("edp", "edp_shard") else "dp"
     reduces = piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT
-    if reduces and states.shards_gradients_at_once(scenario, piece.axis):
+    if reduces and states.shards_gradients_at_once(scenario, axis):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)
-        shard = held / scenario.copies(piece.axis) if late else 0.0
+        shard = held / scenario.shards(axis) if late else 0.0
         return {Memory.GRADIENTS: shard}, {Memory.GRADIENTS: whole}, {Memory.BUFFERS: copies}
     return {}, {}, {}
 
@@ -223,19 +230,6 @@ def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
         return ()
     stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
     return next((run for run in scenario.recompute_groups(stage) if layer in run), ())
-
-
-def _unit(scenario: Scenario, piece: Piece, axis: str) -> float:
-    """Bytes of the unit that a piece belongs to and that is gathered over ``axis``; 0 where nothing is gathered."""
-    if scenario.parallelism.zero is not Zero.PARAMETERS or scenario.copies(axis) == 1:
-        return 0.0
-    parts = [piece.part]
-    if piece.layer >= 0:
-        parts = [Part.ATTENTION, *scenario.model.mlp_parts(piece.layer)]
-        parts += [Part.CROSS_ATTENTION] if scenario.model.block_kind(piece.layer) is BlockKind.CROSS else []
-    shared = [part for part in parts if scenario.gradient_axis(part) == axis]
-    count = sum(scenario.part_parameters(part, piece.layer) for part in shared)
-    return count * act.element_bytes(scenario.training.precision)
 
 
 def _tuple(amounts: _Bytes) -> MemoryBytes:

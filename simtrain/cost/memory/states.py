@@ -12,17 +12,12 @@ from simtrain.program.demand import Memory
 from simtrain.scenario.scenario import Scenario, Zero
 
 
-def rank_stages(scenario: Scenario, pp_rank: int) -> range:
-    """Stages of one pipeline rank: every pp-th (Narayanan 2021, section 2.2)."""
-    return range(pp_rank, scenario.stages, scenario.parallelism.layout.pp)
-
-
 def held_parameters(scenario: Scenario, pp_rank: int, axis: str = "") -> float:
     """Parameters of one tensor rank of a pipeline rank before sharding; a tied embedding's second copy included.
 
     ``axis`` counts only those whose copies lie along this process group (``Scenario.gradient_axis``).
     """
-    parts = (part for stage in rank_stages(scenario, pp_rank) for part in scenario.parts(stage))
+    parts = (part for stage in scenario.rank_stages(pp_rank) for part in scenario.parts(stage))
     return sum(
         scenario.part_parameters(part, layer) for part, layer in parts if axis in ("", scenario.gradient_axis(part))
     )
@@ -54,7 +49,7 @@ def master_gradient_bytes(scenario: Scenario) -> float:
 def shards_gradients_at_once(scenario: Scenario, axis: str = "dp") -> bool:
     """Whether each backward's gradients are reduced and sharded before the next: ZeRO-2/3 without a no-sync phase."""
     every = scenario.microbatches == 1 or scenario.training.sync_every_microbatch
-    return scenario.parallelism.zero >= Zero.GRADIENTS and scenario.copies(axis) > 1 and every
+    return scenario.parallelism.zero >= Zero.GRADIENTS and scenario.shards(axis) > 1 and every
 
 
 def gradients_appear_late(scenario: Scenario) -> bool:
@@ -74,10 +69,10 @@ def gradients(scenario: Scenario, parameters: float, axis: str = "dp") -> float:
     if gradients_appear_late(scenario):
         return 0.0
     shard = parameters * sharded_gradient_bytes(scenario)
-    if scenario.parallelism.zero < Zero.GRADIENTS or scenario.copies(axis) == 1:
+    if scenario.parallelism.zero < Zero.GRADIENTS or scenario.shards(axis) == 1:
         return shard
     whole = 0.0 if shards_gradients_at_once(scenario, axis) else parameters * unsharded_gradient_bytes(scenario)
-    return shard / scenario.copies(axis) + whole
+    return shard / scenario.shards(axis) + whole
 
 
 def bucket(scenario: Scenario, parameters: float) -> float:
@@ -97,7 +92,7 @@ def resting(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
     training, stack, zero = scenario.training, scenario.stack, scenario.parallelism.zero
     held = {axis: held_parameters(scenario, pp_rank, axis) for axis in ("dp", "edp")}
     count = sum(held.values())
-    shard = sum(parameters / scenario.copies(axis) for axis, parameters in held.items())
+    shard = sum(parameters / scenario.shards(axis) for axis, parameters in held.items())
     full = element_bytes(training.precision) == FP32 or stack.fp32_shards
     weight = FP32 if full else element_bytes(training.precision)
     state = training.optimizer.state_bytes + (0.0 if full else training.optimizer.master_bytes)
