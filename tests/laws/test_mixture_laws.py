@@ -97,11 +97,13 @@ def mixtures(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
 @given(mixtures())
 @settings(max_examples=40)
 def test_merged_equals_unmerged(made: Scenario) -> None:
+    """In memory to what arrives meanwhile: a message, or with ZeRO-3 a gathered unit, which weighs more here."""
     merged, cut = simulate(made), simulate(made, merge=False)
+    slack = 0.1 if made.parallelism.zero is Zero.PARAMETERS else 0.05
     assert merged.step_time == pytest.approx(cut.step_time, rel=1e-9)
     for index in merged.memory.ranks:
         peak = cut.memory.peak(index)[1]
-        assert peak * (1 - 1e-9) <= merged.memory.peak(index)[1] <= peak * 1.05
+        assert peak * (1 - 1e-9) <= merged.memory.peak(index)[1] <= peak * (1 + slack)
 
 
 @given(mixtures())
