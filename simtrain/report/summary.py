@@ -148,4 +148,9 @@ def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, 
         found.append(f"does not fit in the RAM of a {host['machine']}: {over:.1f} GiB over")
     if scenario.cluster.network_is_default and scenario.cluster.machines > 1:
         found.append(f"network between machines not given: {scenario.cluster.network_name} assumed")
+    if scenario.parallelism.post_validation:
+        found.append(
+            "optimizer post-validation: no rank waits for the others at the end of a step, and the step time is that"
+            " from one step to the next"
+        )
     return found
