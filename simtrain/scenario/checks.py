@@ -10,8 +10,9 @@ from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import Model
 from simtrain.scenario.pipelines import RULES, grid_microbatches, grid_stages
 from simtrain.scenario.problems import Problems, choices_text
-from simtrain.scenario.scenario import Attention, Dispatch, Parallelism, Stack, Zero
+from simtrain.scenario.scenario import Attention, Dispatch, Parallelism, Stack, Training, Zero
 from simtrain.scenario.schema import ParallelismSpec, ScenarioFile
+from simtrain.scenario.tuning import BaseFormat, Place
 
 MAX_MICROBATCHES = 100_000
 MAX_PASSES = 500_000
@@ -113,6 +114,38 @@ def experts(
             f"experts with tensor parallelism (tp {layout.tp}) need sequence parallelism, as in Megatron: without it"
             " each tensor rank would route every token again; set it to true, or tp: 1",
         )
+
+
+def together(training: Training, parallelism: Parallelism, problems: Problems) -> None:
+    """Offloading and narrow weights beside schedules and sharding: what no framework runs."""
+    offload, key = training.offload, "training.offload"
+    if offload.active and has_pairs(parallelism):
+        problems.add(
+            key,
+            f"schedule {parallelism.schedule} weaves a forward into a backward on the device alone (DualPipe has no"
+            " offloading); choose another schedule, such as zb-v",
+        )
+    once = training.global_batch == training.micro_batch * parallelism.layout.dp
+    late = parallelism.layout.replica > 1 and not parallelism.replica_sync_every_microbatch
+    if late and not once and offload.optimizer is not Place.DEVICE:
+        problems.add(
+            key,
+            "gradients that leave for the host after every microbatch cannot wait there for the reduction between shard"
+            " groups; choose parallelism.replica_sync_every_microbatch: true",
+        )
+    lora, fp8 = training.trainable.lora, training.fp8
+    narrow = (lora and lora.base is not BaseFormat.BF16) or (fp8 and fp8.primary)
+    if parallelism.gather_dtype and narrow:
+        problems.add(
+            "parallelism.gather_dtype",
+            f"parameters are gathered as they are stored, {lora.base.value if lora else 'fp8'}; leave it out, or store"
+            " them in bf16",
+        )
+
+
+def has_pairs(parallelism: Parallelism) -> bool:
+    """Whether a schedule weaves forwards into backwards (DualPipe; ``OVERLAP_F_B`` of a written one)."""
+    return parallelism.schedule.startswith("dualpipe") or any("OVERLAP" in row for row in parallelism.grid)
 
 
 def _spread_shards(parallelism: Parallelism, stack: Stack | None, problems: Problems) -> None:

@@ -17,7 +17,7 @@ from simtrain.scenario.scenario import Attention, ContextKind, Dispatch, Recompu
 from simtrain.simulate import simulate
 from simtrain.trace.metrics import time_split
 from tests.factories import MEGATRON, TORCH, scenario
-from tests.laws.test_simulation import sharding, uncontended
+from tests.laws.test_simulation import check_merging, sharding, uncontended
 
 SMALL = {
     "layers": 4,
@@ -97,13 +97,7 @@ def mixtures(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
 @given(mixtures())
 @settings(max_examples=40)
 def test_merged_equals_unmerged(made: Scenario) -> None:
-    """In memory to what arrives meanwhile: a message, or with ZeRO-3 a gathered unit, which weighs more here."""
-    merged, cut = simulate(made), simulate(made, merge=False)
-    slack = 0.1 if made.parallelism.zero is Zero.PARAMETERS else 0.05
-    assert merged.step_time == pytest.approx(cut.step_time, rel=1e-9)
-    for index in merged.memory.ranks:
-        peak = cut.memory.peak(index)[1]
-        assert peak * (1 - 1e-9) <= merged.memory.peak(index)[1] <= peak * (1 + slack)
+    check_merging(made)
 
 
 @given(mixtures())

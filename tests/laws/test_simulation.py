@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simtrain.cost.memory import resting
 from simtrain.engine.run import run
-from simtrain.program.demand import Demand, TimeKind
+from simtrain.program.demand import Demand, Memory, TimeKind
 from simtrain.program.lowered import Lowered, PieceKind
 from simtrain.program.lowering import lower
 from simtrain.program.schedules import build
@@ -84,16 +84,25 @@ def sharding(draw: st.DrawFn, dp: int, zero: Zero) -> dict[str, Any]:
     return changes
 
 
-@given(scenarios())
-@settings(max_examples=40)
-def test_merged_equals_unmerged(made: Scenario) -> None:
-    """To rounding in time; in memory the merged peak bounds the other, by the messages that arrive meanwhile."""
+def check_merging(made: Scenario) -> None:
+    """Merged equals unmerged: to rounding in time; in memory the merged peak bounds the other.
+
+    A merged run holds its peak from its start to its end, so what other streams gather, send and reduce meanwhile may
+    come on top of it, at most as much as that varies over the step.
+    """
     merged, cut = simulate(made), simulate(made, merge=False)
     assert merged.step_time == pytest.approx(cut.step_time, rel=1e-9)
     for index in merged.memory.ranks:
-        peak = cut.memory.peak(index)[1]
-        slack = 1e-9 if made.parallelism.layout.pp == 1 and made.replicas == 1 else 0.05
-        assert peak * (1 - 1e-9) <= merged.memory.peak(index)[1] <= peak * (1 + slack)
+        curves, peak = merged.memory.curves[index], cut.memory.peak(index)[1]
+        beside = {Memory.GATHERED, Memory.BUFFERS, Memory.GRADIENTS} & set(curves)
+        others = sum(float(np.ptp(curves[category])) for category in beside)
+        assert peak * (1 - 1e-9) <= merged.memory.peak(index)[1] <= peak * (1 + 1e-9) + others
+
+
+@given(scenarios())
+@settings(max_examples=40)
+def test_merged_equals_unmerged(made: Scenario) -> None:
+    check_merging(made)
 
 
 @given(scenarios())
