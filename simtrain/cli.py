@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from simtrain.program.actions import Program
+    from simtrain.program.timing import Costs
     from simtrain.scenario.scenario import Scenario
     from simtrain.scenario.tables import Tables
 
@@ -283,33 +284,54 @@ def schedule(
     stages: Annotated[int, typer.Option(min=1, help="Pipeline ranks (of a named schedule).")] = 4,
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches a step (of a named schedule).")] = 8,
     virtual: Annotated[int, typer.Option(min=1, help="Stages a rank (of a named schedule).")] = 1,
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="F,B,W", help="Columns of a forward, input gradient, weight gradient (full backward: B+W)."
+        ),
+    ] = None,
     form: Listing = Format.TABLE,
 ) -> None:
     """Print a pipeline schedule as a grid, or check one that was written by hand."""
     from simtrain.program import grid
     from simtrain.program.schedules import build
 
+    durations = _costs(costs) if costs else None
     path = Path(name)
     program = _read_grid(path) if path.suffix == ".csv" else build(name, stages, microbatches, virtual)
     if form is Format.TABLE:
-        typer.echo(grid.render(program))
+        typer.echo(grid.render(program, durations))
+        if durations:
+            typer.echo(grid.figures(program, durations))
     elif form is Format.CSV:
         typer.echo(grid.to_csv(program), nl=False)
     else:
         _data([[str(action) for action in rank] for rank in program], form)
 
 
+def _costs(text: str) -> Costs:
+    from simtrain.program.timing import Costs
+
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if len(numbers) != 3 or not all(0 < number < 100 for number in numbers):
+        raise InputError(f"--costs: must be three whole numbers from 1 to 99, such as 1,1,1, not {text!r}")
+    f, i, w = map(float, numbers)
+    return Costs(f, i, w, i + w)
+
+
 def _read_grid(path: Path) -> Program:
     from simtrain.program import grid
+    from simtrain.program.actions import flat
     from simtrain.program.validation import validate
     from simtrain.scenario.yamltext import read_text
 
-    program = grid.from_csv(read_text(path), str(path))
-    actions = [action for rank in program for action in rank]
+    text = read_text(path)
+    program = grid.from_csv(text, str(path))
+    actions = [action for rank in program for action in flat(rank)]
     try:
         validate(program, 1 + max(one.stage for one in actions), 1 + max(one.microbatch for one in actions))
     except ProgramError as error:
-        raise InputError([Problem(file=str(path), message=str(error))]) from error
+        raise InputError([grid.located(error, text, str(path))]) from error
     return program
 
 

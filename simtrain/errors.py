@@ -51,7 +51,11 @@ class InputError(SimtrainError):
 
 
 class ProgramError(SimtrainError):
-    """An action list that cannot be executed."""
+    """An action list that cannot be executed. ``places``: where, as (pipeline rank, index in its list)."""
+
+    def __init__(self, message: str, places: Iterable[tuple[int, int]] = ()) -> None:
+        self.places = tuple(sorted(places))
+        super().__init__(message)
 
 
 class DoesNotFit(SimtrainError):

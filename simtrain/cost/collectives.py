@@ -4,7 +4,8 @@ n ranks on k machines, P bytes of payload (the whole, gathered or reduced, tenso
 
     ring all-reduce       2 (n - 1) steps of P / n bytes
     all-gather, reduce-scatter  half of it
-    tree all-reduce       2 P bytes a link in a pipeline, 2 (n / k - 1) + 2 log2 k hops (NCCL's double binary tree)
+    tree all-reduce       2 (k - 1) / k P bytes through the NICs of a machine in a pipeline (NCCL's double binary tree:
+                          k - 1 links a tree, up and down), 2 (n / k - 1) + 2 log2 k hops
 
 Across machines a group leaves its machine through the NICs of its members alone; its bandwidth is bound by them and by
 the links inside. How much of the machine's NIC pool that takes is the group's network share.
@@ -18,8 +19,6 @@ from math import log2, sqrt
 from simtrain.program.lowered import PieceKind, Span
 from simtrain.scenario.hardware import Cluster, Link
 
-TREE_FRACTION = 0.92
-"""Bandwidth of NCCL's tree over that of its ring (src/graph/tuning.cc, LL128)."""
 NVLS_FROM = 5
 """Smallest group that reduces in the NVLink switch (H200: from 5 ranks up; ml-engineering, network/README.md)."""
 SM_SHARE_SCALE_UP = 0.15
@@ -87,6 +86,15 @@ def _base(cluster: Cluster, span: Span) -> float:
     return link.base_latency
 
 
+def _tree_seconds(payload: float, span: Span, cluster: Cluster) -> float:
+    """What a tree all-reduce moves, s: through each NIC, or inside the machines where that takes longer."""
+    k, m = span.machines, span.members
+    nics = node_nics(cluster, m)
+    outside = step_seconds(2 * (k - 1) / k * payload / nics, cluster.scale_out.achieved, cluster.scale_out.half_bytes)
+    inside, half, _ = _bandwidth(cluster, Span(m, 1, m), reduce=True)
+    return max(outside, step_seconds(2 * (m - 1) / m * payload, inside, half))
+
+
 def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) -> Transfer:
     """Cost of one collective call.
 
@@ -120,7 +128,7 @@ def collective(kind: PieceKind, payload: float, span: Span, cluster: Cluster) ->
     ring = base + turns * ring_hops + turns * (n - 1) * step_seconds(payload / n, bandwidth, half)
     seconds = ring
     if reduce and span.machines > 1:
-        seconds = min(ring, base + 2 * tree_hops + step_seconds(2 * payload, bandwidth * TREE_FRACTION, half))
+        seconds = min(ring, base + 2 * tree_hops + _tree_seconds(payload, span, cluster))
     sm = SM_SHARE_SCALE_UP if span.machines == 1 or span.members > 1 else SM_SHARE_SCALE_OUT
     return Transfer(seconds, moved, share, sm)
 

@@ -359,7 +359,7 @@ def _head(c: Shapes, which: Pass, _block: BlockKind) -> Iterator[Op]:
     """Final norm, vocabulary projection, cross entropy in fp32."""
     model, stack = c.scenario.model, c.scenario.stack
     columns = model.padded_vocab(c.tp) // c.tp
-    logits = float(c.tokens * columns)
+    logits = float(c.tokens * columns) * (1 if c.scenario.parallelism.vocab_parallel_loss else c.tp)
     yield from _norm(c, which, model.hidden)
     if model.family is Family.BERT:  # the masked-language-model transform: dense, GeLU, norm
         yield from _linear(c, which, c.tokens, model.hidden, model.hidden)

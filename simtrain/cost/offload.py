@@ -12,7 +12,7 @@ from typing import Any
 from simtrain.cost.memory import states
 from simtrain.cost.memory.activations import FP32
 from simtrain.cost.memory.pieces import saved_bytes
-from simtrain.program.actions import ActionKind
+from simtrain.program.actions import ActionKind, flat
 from simtrain.program.lowered import Piece
 from simtrain.program.lowering import pipeline_program
 from simtrain.program.offloading import saved_runs
@@ -121,10 +121,10 @@ def host_bytes(scenario: Scenario, pp_rank: int) -> dict[str, float]:
 
 def _activations(scenario: Scenario, pp_rank: int) -> float:
     """Bytes of activations on the host with the most microbatches between forward and backward."""
-    stages = states.rank_stages(scenario, pp_rank)
+    stages = scenario.rank_stages(pp_rank)
     held = {stage: sum(_saved(scenario, stage)) for stage in stages}
     level = most = 0.0
-    for action in pipeline_program(scenario)[pp_rank]:
+    for action in flat(pipeline_program(scenario)[pp_rank]):
         if action.kind is ActionKind.FORWARD:
             level += held[action.stage]
             most = max(most, level)

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simtrain.cost import attention, collectives, experts, layers, newton_schulz, offload
+from simtrain.cost import attention, collectives, experts, layers, newton_schulz, offload, wire
 from simtrain.cost.collectives import Transfer
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
 from simtrain.cost.memory import fold_pieces, states
 from simtrain.cost.ops import MatMul, Op, launches
-from simtrain.program.demand import Demand, TimeKind
+from simtrain.program.demand import EXPOSED_COMMUNICATION, Demand, TimeKind
 from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
+from simtrain.program.shards import copies_axis
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Dispatch, Scenario, Zero
@@ -29,6 +30,8 @@ _PASSES: dict[PieceKind, tuple[Pass, ...]] = {
     K.WEIGHT_GRAD: (Pass.WEIGHT_GRAD,),
 }
 _COLLECTIVES = (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER, K.ALL_TO_ALL)
+_UNIT_AXES = ("dp", "shard", "secondary", "edp", "edp_shard")
+"""Process groups that gather or scatter units of ZeRO-3."""
 _LOSS_CALLS = 3
 """All-reduces of the vocabulary-parallel loss (Megatron cross_entropy.py): maximum, target logit, exponentials."""
 
@@ -70,31 +73,75 @@ class Pricer:
     def _block(self, piece: Piece) -> BlockKind:
         return self.scenario.model.block_kind(max(piece.layer, 0))
 
-    def price(self, pieces: Iterable[Piece]) -> Demand:
-        """The price of pieces that run back to back: their sum, and the largest share of what they hold."""
+    def price(self, pieces: Iterable[Piece], beside: tuple[Piece, ...] = ()) -> Demand:
+        """The price of pieces that run back to back: their sum, and the largest share of what they hold.
+
+        ``beside`` run woven into them.
+        """
+        if beside:
+            return self._together(tuple(pieces), beside)
         pieces = tuple(pieces)
         split: dict[TimeKind, float] = {}
-        sent: dict[TimeKind, float] = {}
         flops = hbm = wire = sm = network = 0.0
         for piece in pieces:
             price = self._piece(piece)
             for kind, seconds in price.split.items():
                 split[kind] = split.get(kind, 0.0) + seconds
-            if price.wire_bytes:
-                way = _kind_of(piece)
-                sent[way] = sent.get(way, 0.0) + price.wire_bytes
             flops, hbm, wire = flops + price.flops, hbm + price.hbm_bytes, wire + price.wire_bytes
             sm, network = max(sm, price.sm_share), max(network, price.network_share)
         keeps, frees, transient = fold_pieces(self.scenario, pieces)
         kinds = tuple(split.items())
         duration = sum(seconds for _, seconds in kinds)
-        ways = tuple(sent.items()) if len(sent) > 1 else ()
-        return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient, ways)
+        return Demand(duration, kinds, flops, hbm, wire, sm, network, keeps, frees, transient, self._sent(pieces))
+
+    def _sent(self, pieces: Iterable[Piece]) -> tuple[tuple[TimeKind, float], ...]:
+        """Bytes sent by kind, where there are several kinds."""
+        sent: dict[TimeKind, float] = {}
+        for piece in pieces:
+            if moved := self._piece(piece).wire_bytes:
+                way = _kind_of(piece)
+                sent[way] = sent.get(way, 0.0) + moved
+        return tuple(sent.items()) if len(sent) > 1 else ()
+
+    def _together(self, first: tuple[Piece, ...], second: tuple[Piece, ...]) -> Demand:
+        """The price of two passes woven into one another: compute adds up, communication runs beside the other's.
+
+        Of each communication, what is longer than the other's compute is exposed, and the compute beside the rest slows
+        down by the compute units that it holds (DeepSeek-V3, section 3.2.1 and figure 4).
+        """
+        parts = (self.price(first), self.price(second))
+        sides = [sum(seconds for kind, seconds in part.split if kind in EXPOSED_COMMUNICATION) for part in parts]
+        split: dict[TimeKind, float] = {}
+        network = 0.0
+        for at, (part, pieces) in enumerate(zip(parts, (first, second), strict=True)):
+            other = parts[1 - at].duration - sides[1 - at]
+            holds = max((self._piece(piece).sm_share for piece in pieces if piece.axis), default=0.0)
+            hidden = min(sides[at], other) if self.scenario.parallelism.overlap else 0.0
+            exposed = sides[at] - hidden + hidden * holds / (1.0 - holds)
+            for kind, seconds in part.split:
+                scale = exposed / sides[at] if kind in EXPOSED_COMMUNICATION and sides[at] else 1.0
+                split[kind] = split.get(kind, 0.0) + scale * seconds
+            network += part.network_share * sides[at]
+        duration = sum(split.values())
+        keeps, frees, transient = fold_pieces(self.scenario, (*first, *second))
+        return Demand(
+            duration,
+            tuple(split.items()),
+            flops=sum(part.flops for part in parts),
+            hbm_bytes=sum(part.hbm_bytes for part in parts),
+            wire_bytes=sum(part.wire_bytes for part in parts),
+            sm_share=max(part.sm_share for part in parts),
+            network_share=min(1.0, network / duration) if duration else 0.0,  # spread over the whole pair
+            keeps=keeps,
+            frees=frees,
+            transient=transient,
+            sent=self._sent((*first, *second)),
+        )
 
     def _piece(self, piece: Piece) -> _Price:
         inner = piece.layer if piece.part is Part.SAVED else min(piece.layer, 0)
         moe = self.scenario.model.is_moe(max(piece.layer, 0))
-        key = (piece._replace(layer=inner), self._block(piece), moe, self._frozen(piece))
+        key = (piece._replace(layer=inner, releases=0.0), self._block(piece), moe, self._frozen(piece))
         price = self._known.get(key)
         if price is None:
             price = self._known[key] = self._price(piece)
@@ -109,6 +156,8 @@ class Pricer:
             return self._optimizer(piece)
         if piece.kind in _COLLECTIVES:
             return self._collective(piece)
+        if piece.kind is K.DISPATCH:
+            return _Price({TimeKind.HOST: self._list_operators(piece) * self.scenario.stack.host_seconds_per_op})
         return self._ring(piece) if piece.kind is K.RING else self._message(piece)
 
     def _compute(self, piece: Piece) -> _Price:
@@ -196,6 +245,7 @@ class Pricer:
         trainable, layers_here = self.scenario.training.trainable, self.scenario.model.layers
         inner = (Part.ATTENTION, Part.MLP)
         each = 2.0 * sum(len(trainable.adapters(part)) for part in inner) if trainable.lora else 12.0
+        each *= 2.0 if self.scenario.held_twice else 1.0
         if piece.layer >= 0:
             return each
         return each * layers_here / self.scenario.parallelism.layout.pp if not self._early else 2.0
@@ -219,11 +269,15 @@ class Pricer:
         if piece.part is Part.NORM:
             return 4.0, 1
         if piece.part is Part.GRADIENT:
-            return scenario.stack.reduce_bytes * piece.elements, 1
+            return wire.reduce_bytes(scenario) * piece.elements, piece.calls
         if piece.part is Part.PARAMETER:
-            return states.gathered_bytes(scenario, piece.layer, piece.axis) * piece.elements, 1
+            said = scenario.parallelism.gather_dtype
+            each = said.bytes if said else states.gathered_bytes(scenario, piece.layer, copies_axis(piece.axis))
+            return each * piece.elements, piece.calls
         if piece.axis == "cp":
             return c.e * piece.elements, 1
+        if piece.part is Part.LOGITS:
+            return c.e * c.tokens * scenario.model.padded_vocab(c.tp), 1
         if piece.part is Part.HEAD and piece.kind is K.ALL_REDUCE and not piece.backward:
             return 4.0 * c.tokens, _LOSS_CALLS
         if piece.part is Part.EXPERTS:
@@ -251,39 +305,57 @@ class Pricer:
 
     def _collective(self, piece: Piece) -> _Price:
         payload, calls = self._payload(piece)
+        payload /= piece.calls
         transfer = self._transfer(piece, payload)
-        copy = self._flat_copy(piece, payload)
-        seconds = calls * transfer.seconds + copy / self.device.hbm
-        if (
-            piece.axis == "tp"
-            and piece.backward
-            and self.scenario.stack.overlap_tp_backward
-            and piece.kind is not K.ALL_GATHER
-        ):
-            block = self._block(piece)
-            beside = layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block, frozen=self._frozen(piece))
-            seconds = self._beside_product(transfer, beside)
+        copy = calls * self._flat_copy(piece, payload)
+        copies = self._list_operators(piece) / 2.0 if piece.part in (Part.PARAMETER, Part.GRADIENT) else 0.0
+        seconds = calls * transfer.seconds + copy / self.device.hbm + copies * self.device.constants.sweep_seconds
+        if piece.axis == "tp":
+            seconds = self._tensor_seconds(piece, transfer, seconds)
         # every byte received is written, every byte sent is read, a reduction reads the local operand too
         hbm = calls * transfer.wire_bytes * (2.0 if piece.kind in (K.ALL_GATHER, K.ALL_TO_ALL) else 3.0) + copy
         return _Price(
             {_kind_of(piece): seconds}, 0.0, hbm, calls * transfer.wire_bytes, transfer.sm_share, transfer.network_share
         )
 
-    def _flat_copy(self, piece: Piece, payload: float) -> float:
-        """HBM bytes of copies that a collective's layout costs.
+    def _tensor_seconds(self, piece: Piece, transfer: Transfer, alone: float) -> float:
+        """Exposed seconds of a tensor-parallel collective, next to the products that it may run beside."""
+        scenario, block = self.scenario, self._block(piece)
+        inner = piece.part in (Part.ATTENTION, Part.CROSS_ATTENTION, Part.MLP)
+        if scenario.parallelism.tp_overlap and scenario.parallelism.overlap and inner:
+            which = Pass.INPUT_GRAD if piece.backward else Pass.FORWARD
+            ops = layers.ops(self.shapes, which, piece.part, block, frozen=self._frozen(piece))
+            products = [op for op in ops if isinstance(op, MatMul)]
+            beside = products[0 if piece.kind is K.ALL_GATHER else -1]
+            return wire.chunked_seconds(transfer.seconds, beside, self.shapes.tp, self.device)
+        beside_weight_grad = piece.backward and not piece.split and piece.kind is not K.ALL_GATHER
+        if beside_weight_grad and scenario.stack.overlap_tp_backward:
+            ops = layers.ops(self.shapes, Pass.WEIGHT_GRAD, piece.part, block, frozen=self._frozen(piece))
+            return self._beside_product(transfer, ops)
+        return alone
 
-        FSDP's out of the gathered and into the reduced flat buffer, its cast included; the reordering of chunks of a
+    def _list_operators(self, piece: Piece) -> float:
+        """Host operators of the calls of a collective over lists of tensors."""
+        return self.scenario.stack.list_collective_ops * (piece.span.size if piece.span else 1) * piece.calls
+
+    def _flat_copy(self, piece: Piece, payload: float) -> float:
+        """HBM bytes of copies that the layout of one call costs.
+
+        FSDP's out of the gathered and into the reduced flat buffer, casts, quantisation; the reordering of chunks of a
         gathered sequence, and the packing before and unpacking behind an all-to-all of heads.
         """
         if piece.axis == "cp":
             return (4.0 if piece.kind is K.ALL_TO_ALL else 2.0) * payload
-        if piece.axis not in ("dp", "edp") or self.scenario.parallelism.zero is not Zero.PARAMETERS or self.shapes.xla:
+        elements = piece.elements / piece.calls
+        if piece.part not in (Part.PARAMETER, Part.GRADIENT) or self.shapes.xla:
             return 0.0
+        shards = piece.span.size if piece.span else 1
+        moved = wire.quantisation_bytes(self.scenario, piece.part, elements, self.shapes.e, shards)
+        if piece.axis not in _UNIT_AXES or self.scenario.parallelism.zero is not Zero.PARAMETERS:
+            return moved
         if piece.part is Part.PARAMETER:
-            return 2.0 * payload
-        return (
-            (self.shapes.e + self.scenario.stack.reduce_bytes) * piece.elements if piece.part is Part.GRADIENT else 0.0
-        )
+            return moved + 2.0 * self.shapes.e * elements
+        return moved + (self.shapes.e + self.scenario.stack.reduce_bytes) * elements
 
     def _ring(self, piece: Piece) -> _Price:
         """Hops of a ring of context ranks, each beside one kernel of the core: what is longer than it is exposed.
@@ -339,7 +411,7 @@ def price(lowered: Lowered, scenario: Scenario) -> tuple[Demand, ...]:
         By work index; a merged work costs the sum of its pieces.
     """
     pricer = Pricer(scenario)
-    return tuple(pricer.price(work.pieces) for work in lowered.works)
+    return tuple(pricer.price(work.pieces, work.beside) for work in lowered.works)
 
 
 def price_piece(scenario: Scenario, piece: Piece) -> Demand:

@@ -36,13 +36,20 @@ class Emitter:
     slots: dict[Slot, int] = field(default_factory=dict)
 
     def line(
-        self, stream: Stream, pieces: tuple[Piece, ...], name: str, *, stage: int = -1, slot: Slot | None = None
+        self,
+        stream: Stream,
+        pieces: tuple[Piece, ...],
+        name: str,
+        *,
+        stage: int = -1,
+        slot: Slot | None = None,
+        beside: tuple[Piece, ...] = (),
     ) -> Line:
         """What a task is apart from when it runs; a message gets a stream of its own channel."""
         channel = slot if stream in (Stream.SEND, Stream.RECV) else None
         return (
             self.streams.setdefault((stream, channel), len(self.streams)),
-            self.works.setdefault(Work(pieces, stage, name), len(self.works)),
+            self.works.setdefault(Work(pieces, stage, name, beside), len(self.works)),
             -1 if slot is None else self.slots.setdefault(slot, len(self.slots)),
         )
 

@@ -15,54 +15,69 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simtrain.scenario.layout import AXES, EXPERT_AXES, Layout
+from simtrain.scenario.layout import AXES, DP_PARTS, EXPERT_AXES, Layout
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Hashes = NDArray[np.uint64]
 
-EXPERT_FAMILIES = tuple((axis,) for axis in EXPERT_AXES)
-GROUP_AXES: dict[str, tuple[str, ...]] = {
+GROUP_AXES: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp",),
     "cp": ("cp",),
-    "dp": ("dp", "cp"),
+    "dp": (*DP_PARTS, "cp"),
     "model": ("tp", "cp", "pp"),
 }
 """Process group -> mesh axes that it spans: gradients are reduced over dp and cp, their norm over one whole replica."""
 
-
-def group_axes(layout: Layout) -> Mapping[str, tuple[str, ...]]:
-    """Process groups of a layout and the axes that each spans, those of the experts only where they differ."""
-    return GROUP_AXES | ({axis: (axis,) for axis in EXPERT_AXES} if layout.has_expert_groups else {})
-
+SHARD_AXES: Mapping[str, tuple[str, ...]] = {
+    "shard": ("near", "far", "cp"),
+    "secondary": ("near", "cp"),
+    "replica": ("replica",),
+}
+"""Groups of hybrid sharding: states are spread over a shard group and alike in the ranks of a replica group; a
+secondary group holds the copy that stays after a forward."""
+EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {"etp": ("etp",), "ep": ("ep",), "edp": ("edp_shard", "edp_replica")}
+EXPERT_SHARDS: Mapping[str, tuple[str, ...]] = {"edp_shard": ("edp_shard",), "edp_replica": ("edp_replica",)}
 
 LANE = ("pp",)
 """Ranks that differ in pp alone: all that pass messages to one another, or share an embedding."""
 
 
+def group_axes(layout: Layout) -> dict[str, tuple[str, ...]]:
+    """Kinds of process groups that a layout has, with the mesh axes that they span."""
+    hybrid = layout.degree("replica") > 1 or layout.degree("far") > 1
+    found = {**GROUP_AXES, **(SHARD_AXES if hybrid else {})}
+    if layout.has_expert_groups:
+        found |= {**EXPERT_GROUPS, **(EXPERT_SHARDS if hybrid else {})}
+    return found
+
+
 def over(values: NDArray[np.generic], layout: Layout, axes: Sequence[str], how: np.ufunc) -> NDArray[np.generic]:
     """Reduce values[rank] with ``how`` over each rank's group along ``axes``; the result is indexed by rank too."""
-    if axes[:1] in EXPERT_FAMILIES:
-        return _over_experts(values, layout, axes[0], how)
-    mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.order)])
-    dims = tuple(len(layout.order) - 1 - layout.order.index(axis) for axis in axes)
+    if axes[0] in EXPERT_AXES:
+        return _over_experts(values, layout, axes, how)
+    mesh = values.reshape([layout.degree(axis) for axis in reversed(layout.mesh)])
+    dims = tuple(len(layout.mesh) - 1 - layout.mesh.index(axis) for axis in axes)
     return np.broadcast_to(how.reduce(mesh, axis=dims, keepdims=True), mesh.shape).reshape(-1)
 
 
-def _over_experts(values: NDArray[np.generic], layout: Layout, axis: str, how: np.ufunc) -> NDArray[np.generic]:
-    """``over`` along one of ``EXPERT_AXES``: the ranks of a stage in mesh order, divided anew."""
+def _over_experts(
+    values: NDArray[np.generic], layout: Layout, axes: Sequence[str], how: np.ufunc
+) -> NDArray[np.generic]:
+    """``over`` along some of ``EXPERT_AXES``: the ranks of a stage in mesh order, divided anew."""
     outward = [layout.degree(name) for name in reversed(layout.order)]
     pipeline = len(AXES) - 1 - layout.order.index("pp")
     staged = np.moveaxis(values.reshape(outward), pipeline, 0)
-    mesh = staged.reshape(layout.pp, layout.expert_data, layout.ep, layout.expert_tensor)
-    spread = np.broadcast_to(how.reduce(mesh, axis=3 - EXPERT_AXES.index(axis), keepdims=True), mesh.shape)
+    mesh = staged.reshape(layout.pp, *(layout.degree(axis) for axis in reversed(EXPERT_AXES)))
+    dims = tuple(len(EXPERT_AXES) - EXPERT_AXES.index(axis) for axis in axes)
+    spread = np.broadcast_to(how.reduce(mesh, axis=dims, keepdims=True), mesh.shape)
     return np.moveaxis(spread.reshape(staged.shape), 0, pipeline).reshape(-1)
 
 
 def base_rank(layout: Layout, axes: Sequence[str]) -> Ints:
     """Smallest rank of each rank's group along ``axes``: names the group."""
     ranks = np.arange(layout.world)
-    if axes[:1] in EXPERT_FAMILIES:
+    if axes[0] in EXPERT_AXES:
         return over(ranks, layout, axes, np.minimum).astype(np.int64)
     return ranks - sum(ranks // layout.stride(axis) % layout.degree(axis) * layout.stride(axis) for axis in axes)
 
@@ -74,7 +89,7 @@ def lockstep(layout: Layout, slowdowns: Floats) -> Floats:
     of the step if there is no pipeline to bring them out of step earlier. What an expert rank does behind its last
     meeting in a pass it does at its own pace, so for these the answer is an upper bound (a percent or two of jitter).
     """
-    axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", "dp")
+    axes = ("tp", "cp") if layout.pp > 1 else ("tp", "cp", *DP_PARTS)
     pace = over(slowdowns, layout, axes, np.maximum)
     while layout.has_expert_groups:
         before = pace

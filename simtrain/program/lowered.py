@@ -39,6 +39,8 @@ class PieceKind(StrEnum):
     FROM_HOST = "from_host"
     HOST_OPTIMIZER = "host_optimizer"
     """The optimizer step of some parameters on the host's cores."""
+    DISPATCH = "dispatch"
+    """The host issues the operators of a collective over lists of tensors; what is launched behind them waits."""
 
 
 class Span(NamedTuple):
@@ -64,9 +66,10 @@ class Piece(NamedTuple):
     layer: int = -1
     """Block number in the model; -1 where none applies."""
     axis: str = ""
-    """Process group of a collective: tp, cp, dp, embedding (first and last stage), model (tp x pp), ep, etp, edp (that
-    of expert gradients); empty = none. A transfer to or from the host, and the step there, say along which group the
-    copies of their parameters lie."""
+    """Process group of a collective: tp, cp, dp, shard, secondary, replica (of hybrid sharding), model (tp x cp x pp),
+    embedding (first and last stage), mirror (the two ranks that hold the same stages), ep, etp, edp, edp_shard,
+    edp_replica (of experts); empty = none. A transfer to or from the host, and the step there, say along which group
+    the copies of their parameters lie."""
     elements: float = 0.0
     """Parameters a tensor rank, for optimizer steps and for GRADIENT and PARAMETER collectives (before sharding).
 
@@ -81,6 +84,12 @@ class Piece(NamedTuple):
     Tensor-parallel collectives carry a whole boundary activation (s b h); the forward ALL_REDUCE of HEAD alone is
     small: the maximum, the target logit and the sum of the vocabulary-parallel loss.
     """
+    split: bool = False
+    """A collective of an input-gradient pass, beside which no weight gradient runs."""
+    calls: int = 1
+    """Collective calls into which ``elements`` fall."""
+    releases: float = 0.0
+    """Gathered parameters (a tensor rank) that are freed once this piece is done."""
 
 
 class Work(NamedTuple):
@@ -90,6 +99,8 @@ class Work(NamedTuple):
     stage: int
     name: str
     """What a reader sees: ``F``, ``B``, ``block 3 forward``, ``reduce bucket 2``."""
+    beside: tuple[Piece, ...] = ()
+    """The backward of a pair: woven into ``pieces``, a forward, so that each hides the communication of the other."""
 
     @property
     def kind(self) -> PieceKind:
@@ -106,6 +117,8 @@ class Stream(StrEnum):
     COMPUTE = "compute"
     GATHER = "gather"
     REDUCE = "reduce"
+    REPLICA = "replica_reduce"
+    """All-reduces of gradient shards between shard groups."""
     SEND = "send"
     RECV = "recv"
     TO_HOST = "to_host"
@@ -141,8 +154,8 @@ class Group:
     """A process group, or a class of identical ones when folded."""
 
     axis: str
-    """tp, cp, dp (with cp: the ranks that reduce gradients), model (tp x cp x pp), etp, ep, edp (the same for experts),
-    embedding, pp (a channel)."""
+    """tp, cp, dp (with cp: those that reduce gradients), model (tp x cp x pp), those of hybrid sharding and of experts
+    (``Piece.axis``), embedding, mirror, pp (a channel)."""
     parties: tuple[int, ...]
     """Simulated ranks that take part, each once, ascending."""
     size: int
@@ -181,6 +194,8 @@ class Lowered:
     groups: tuple[Group, ...]
     resources: tuple[str, ...] = ()
     """Names of the shared network resources (NIC pools of machines); capacity 1 each."""
+    rolling: bool = False
+    """Steps flow into one another: a rank begins the next as soon as it is done, whoever else is not."""
 
     @property
     def task_count(self) -> int:

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simtrain.program.actions import Action, Program
+from simtrain.program.actions import Program
 from simtrain.program.emitter import Slot
+from simtrain.program.homes import Homes
 from simtrain.program.jitter import slowdowns
 from simtrain.program.limits import bound_tasks
 from simtrain.program.lowered import Group, Lowered, SimRank, Span, TaskList, Work
 from simtrain.program.placement import Placement, place
 from simtrain.program.ranklist import RankList, Surroundings
-from simtrain.program.schedules import build
-from simtrain.scenario.layout import EXPERT_AXES
+from simtrain.program.schedules import build, written
+from simtrain.scenario.pipelines import GRID
 from simtrain.scenario.scenario import Scenario
 
 
 def pipeline_program(scenario: Scenario) -> Program:
     """The schedule list of a scenario: for each pipeline rank its actions in issue order."""
     parallelism = scenario.parallelism
+    if parallelism.schedule == GRID:
+        return written(parallelism.grid, scenario.stages, scenario.microbatches, file=parallelism.grid_file)
     return build(parallelism.schedule, parallelism.layout.pp, scenario.microbatches, parallelism.virtual_stages)
 
 
@@ -43,25 +46,24 @@ def lower(scenario: Scenario, *, fold: bool = True, merge: bool = True) -> Lower
         Task lists, simulated ranks, process groups, distinct works.
     """
     program = pipeline_program(scenario)
-    stage_rank = {action.stage: rank for rank, actions in enumerate(program) for action in actions}
-    neighbours = tuple(_neighbours(here, actions, stage_rank) for here, actions in enumerate(program))
+    homes = Homes(program, scenario.stages)
+    mirrors = [scenario.mirror(rank) for rank in range(len(program))] if scenario.held_twice else []
     placement = place(
         scenario.parallelism.layout,
         scenario.cluster,
         fold=fold,
         slowdowns=slowdowns(scenario),
-        channels={(here, there) for here, beside in enumerate(neighbours) for there in beside},
+        channels={(here, there) for here, beside in enumerate(homes.neighbours) for there in beside},
+        mirrors=mirrors,
     )
-    return _Lowering(scenario, program, stage_rank, neighbours, placement, merge).run()
+    return _Lowering(scenario, program, homes, placement, merge).run()
 
 
 @dataclass(slots=True)
 class _Lowering:
     scenario: Scenario
     program: Program
-    stage_rank: dict[int, int]
-    neighbours: tuple[list[int], ...]
-    """By pipeline rank: those that it exchanges messages with."""
+    homes: Homes
     placement: Placement
     merge: bool
     works: dict[Work, int] = field(default_factory=dict)
@@ -75,12 +77,13 @@ class _Lowering:
         ranks = []
         for index, rank in enumerate(self.placement.ranks):
             here = self._pipeline_rank(index)
-            around = self._surroundings(index, here, self.neighbours[here])
+            around = self._surroundings(index, here, self.homes.neighbours[here])
             if (here, around) not in lists:
                 builder = RankList(
                     self.scenario,
                     self.program[here],
-                    stage_rank=self.stage_rank,
+                    here=here,
+                    homes=self.homes,
                     around=around,
                     works=self.works,
                     merge=self.merge,
@@ -97,6 +100,7 @@ class _Lowering:
             ranks=tuple(ranks),
             groups=tuple(self.placement.groups[number] for number, _ in self.groups),
             resources=self.placement.resources,
+            rolling=self.scenario.parallelism.post_validation,
         )
 
     def _pipeline_rank(self, index: int) -> int:
@@ -104,10 +108,17 @@ class _Lowering:
 
     def _surroundings(self, index: int, here: int, neighbours: list[int]) -> Surroundings:
         axes = ["tp", "cp", "dp", "model"]
-        if self.scenario.parallelism.layout.has_expert_groups:
-            axes += EXPERT_AXES
+        experts = self.scenario.parallelism.layout.has_expert_groups
+        if experts:
+            axes += ["etp", "ep", "edp"]
         if self.scenario.has_tied_copy and here in (0, self.scenario.parallelism.layout.pp - 1):
             axes.append("embedding")
+        if self.scenario.held_twice:
+            axes.append("mirror")
+        if self.scenario.is_hybrid:
+            axes += ["shard", "replica", *(["edp_shard", "edp_replica"] if experts else [])]
+        if self.scenario.parallelism.layout.secondary:
+            axes.append("secondary")
         found = {axis: self.placement.groups[self.placement.group(axis, index)] for axis in axes}
         channels = {there: self.placement.groups[self.placement.channel(index, there)] for there in neighbours}
         return Surroundings(
@@ -125,12 +136,6 @@ class _Lowering:
         else:
             number = self.placement.channel(self.placement.partner(index, slot.source), slot.target)
         return self.groups.setdefault((number, slot), len(self.groups))
-
-
-def _neighbours(here: int, actions: tuple[Action, ...], stage_rank: dict[int, int]) -> list[int]:
-    """Pipeline ranks that hold a stage next to one of ours."""
-    beside = {action.stage + step for action in actions for step in (-1, 1)}
-    return sorted({stage_rank[stage] for stage in beside if stage in stage_rank} - {here})
 
 
 def _meets(group: Group) -> bool:

@@ -89,6 +89,7 @@ def place(
     fold: bool = True,
     slowdowns: ArrayLike | None = None,
     channels: Collection[tuple[int, int]] | None = None,
+    mirrors: Sequence[int] = (),
 ) -> Placement:
     """Put the ranks on the machines and find the classes of identical ranks, groups and machines.
 
@@ -103,12 +104,14 @@ def place(
         lockstep: tp and cp always, dp too if there is no pipeline.
     channels
         Pairs (from, to) of pp ranks between which messages go; None = ring neighbours, both ways.
+    mirrors
+        By pp rank, the other one that holds the same stages; empty = there is none.
 
     Returns
     -------
     Placement
-        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, etp, ep, edp, embedding, pp),
-        then by class.
+        Rank classes are numbered by smallest member; groups by axis (tp, cp, dp, model, those of hybrid sharding and of
+        experts, embedding, mirror, pp), then by class.
     """
     per_machine = min(cluster.devices_per_machine, layout.world)
     if channels is None:
@@ -120,13 +123,13 @@ def place(
             factors = lockstep(layout, factors)
         extents, by_stage = _extents(layout, per_machine), _by_stage(layout, factors)
         if extents is not None and by_stage is not None:
-            return _place_aligned(layout, extents, by_stage, pairs)
+            return _place_aligned(layout, extents, by_stage, pairs, mirrors)
     factors = np.broadcast_to(factors, layout.world)
     classes = refine(layout, per_machine, factors) if fold else np.arange(layout.world)
     bound_ranks(int(classes.max()) + 1)
     slowest = np.zeros(classes.max() + 1)
     np.maximum.at(slowest, classes, 1.0 if slowdowns is None else np.asarray(slowdowns, np.float64))
-    return _place_any(layout, per_machine, classes, slowest, pairs)
+    return _place_any(layout, per_machine, classes, slowest, pairs, mirrors)
 
 
 # ---- the mesh is aligned with the machines: closed form, O(pp) ----
@@ -135,7 +138,7 @@ def place(
 def _extents(layout: Layout, per_machine: int) -> dict[str, int] | None:
     """Coordinates of each axis that one machine holds, if all machines are alike boxes of the mesh; else None."""
     extents, left, inner = {}, per_machine, 1
-    for axis in layout.order:
+    for axis in layout.mesh:
         inner *= layout.degree(axis)
         if inner % per_machine and per_machine % inner:
             return None
@@ -147,9 +150,9 @@ def _extents(layout: Layout, per_machine: int) -> dict[str, int] | None:
 def _expert_extents(layout: Layout, extents: Mapping[str, int]) -> dict[str, int] | None:
     """The same of the expert axes: a machine holds consecutive ranks of a stage. None if they do not fill it evenly."""
     held = prod(extent for axis, extent in extents.items() if axis != "pp")
-    degrees = (layout.expert_tensor, layout.ep, layout.expert_data)
     found, left, inner = {}, held, 1
-    for axis, degree in zip(EXPERT_AXES, degrees, strict=True):
+    for axis in EXPERT_AXES:
+        degree = layout.degree(axis)
         inner *= degree
         if inner % held and held % inner:
             return None
@@ -168,7 +171,11 @@ def _by_stage(layout: Layout, factors: Floats) -> list[float] | None:
 
 
 def _place_aligned(
-    layout: Layout, extents: Mapping[str, int], by_stage: Sequence[float], pairs: Sequence[tuple[int, int]]
+    layout: Layout,
+    extents: Mapping[str, int],
+    by_stage: Sequence[float],
+    pairs: Sequence[tuple[int, int]],
+    mirrors: Sequence[int] = (),
 ) -> Placement:
     """One class a pp rank: permuting the coordinates of another axis, whole boxes or within one, changes nothing."""
     pp, per_box = layout.pp, extents["pp"]
@@ -186,7 +193,7 @@ def _place_aligned(
     held = prod(extent for a, extent in extents.items() if a != "pp")
     for axis, axes in group_axes(layout).items():
         size = prod(layout.degree(a) for a in axes)
-        inside = expert[axis] if axis in EXPERT_AXES else prod(extents[a] for a in axes)
+        inside = prod((expert if a in EXPERT_AXES else extents)[a] for a in axes)
         load = float(held // (inside // (extents["pp"] if "pp" in axes else 1)))
         parties = [tuple(range(pp))] if "pp" in axes else [(q,) for q in range(pp)]
         first = len(groups)
@@ -208,6 +215,8 @@ def _place_aligned(
 
     shared = pair("embedding", 0, pp - 1) if pp > 1 else -1
     table["embedding"] = tuple(shared if q in (0, pp - 1) else -1 for q in range(pp))
+    twins = {min(q, twin): pair("mirror", q, twin) for q, twin in enumerate(mirrors) if q < twin}
+    table["mirror"] = tuple(twins[min(q, twin)] for q, twin in enumerate(mirrors)) or (-1,) * pp
     channel_table = {(a, b): pair("pp", a, b) for a, b in pairs}
     heads = [ranks[pool * per_box].rank // prod(extents.values()) for pool in range(pp // per_box)]
     resources = _resource_names(heads, machine_counts)
@@ -255,7 +264,12 @@ class _Family:
 
 
 def _place_any(
-    layout: Layout, per_machine: int, classes: Ints, slowest: Floats, pairs: Sequence[tuple[int, int]]
+    layout: Layout,
+    per_machine: int,
+    classes: Ints,
+    slowest: Floats,
+    pairs: Sequence[tuple[int, int]],
+    mirrors: Sequence[int] = (),
 ) -> Placement:
     """``slowest`` is the slowdown by class."""
     _, first, counts = np.unique(classes, return_index=True, return_counts=True)
@@ -288,6 +302,11 @@ def _place_any(
     if layout.pp > 1:
         ends = (stage == 0) | (stage == layout.pp - 1)
         table["embedding"] = tuple(np.where(ends, pair("embedding", 0, layout.pp - 1), -1).tolist())
+    mirror = np.full(len(ranks), -1, np.int64)
+    for a, b in enumerate(mirrors):
+        if a < b:
+            mirror = np.where((stage == a) | (stage == b), pair("mirror", a, b), mirror)
+    table["mirror"] = tuple(mirror.tolist())
     channel_table = {}
     for a, b in pairs:
         members = pair("pp", a, b)

@@ -104,7 +104,9 @@ class Recipe:
         if self._tensor.size == 1:
             return
         if part is Part.HEAD:
-            yield self._collective(K.ALL_REDUCE, part, layer)
+            parallel = self._scenario.parallelism.vocab_parallel_loss
+            kind, what = (K.ALL_REDUCE, part) if parallel else (K.ALL_GATHER, Part.LOGITS)
+            yield self._collective(kind, what, layer)
         elif self._sequence:
             yield self._collective(K.REDUCE_SCATTER, part, layer)
         else:
@@ -125,7 +127,7 @@ class Recipe:
         yield from self._context.around(Piece(kind, part, layer))
         if self._tensor.size > 1 and part is not Part.EMBEDDING:
             reduce = K.REDUCE_SCATTER if self._sequence else K.ALL_REDUCE
-            yield self._collective(reduce, part, layer, backward=True)
+            yield self._collective(reduce, part, layer, backward=True)._replace(split=kind is K.INPUT_GRAD)
 
     def _collective(self, kind: PieceKind, part: Part, layer: int, *, backward: bool = False) -> Piece:
         return Piece(kind, part, layer, axis="tp", span=self._tensor, backward=backward)

@@ -17,9 +17,11 @@ class Unit(NamedTuple):
     elements: float
     """Parameters a tensor rank."""
     axis: str = "dp"
-    """Process group that gathers or reduces it."""
+    """Process group that holds copies of it (``Scenario.gradient_axis``)."""
     trained: float = 0.0
     """Those of its parameters that get a gradient."""
+    calls: int = 1
+    """Collectives that it takes."""
 
     @property
     def is_block(self) -> bool:
@@ -44,16 +46,45 @@ def unit_of(scenario: Scenario, name: str, parts: Iterable[tuple[Part, int]], ax
 
 
 def wrap_units(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
-    """FSDP wrap units of a stage in forward order: embedding, each block, head.
+    """What ZeRO-3 gathers and reduces together in a stage, in forward order.
 
-    Experts that are spread over ranks are units of their own, sharded over the ranks that hold the same ones.
+    FSDP: embedding, every ``wrap_blocks`` blocks, head, or the two ends as one root unit. Where the stack gathers by
+    module: the weight matrices of each sub-layer, one call each. Experts that are spread over ranks are units of their
+    own, sharded over the ranks that hold the same ones.
     """
+    parallelism, by_module = scenario.parallelism, scenario.stack.gather_by_module
+    first = scenario.stage_range(stage).start
     found: dict[tuple[str, str], list[tuple[Part, int]]] = {}
     for part, layer in scenario.parts(stage):
         axis = scenario.gradient_axis(part)
-        name = part.value if layer < 0 else f"block {layer}"
-        found.setdefault((f"experts {layer}" if axis == "edp" else name, axis), []).append((part, layer))
-    return tuple(unit_of(scenario, name, parts, axis) for (name, axis), parts in found.items())
+        if layer < 0:
+            name = part.value if parallelism.wrap_ends else "root"
+        elif axis == "edp":
+            name = f"experts {layer}"
+        elif by_module:
+            name = f"block {layer} {part.value}"
+        else:
+            at = layer - (layer - first) % parallelism.wrap_blocks
+            name = f"block {at}" if parallelism.wrap_blocks == 1 else f"blocks from {at}"
+        found.setdefault((name, axis), []).append((part, layer))
+    return tuple(
+        unit_of(scenario, name, parts, axis)._replace(calls=_matrices(scenario, parts) if by_module else 1)
+        for (name, axis), parts in found.items()
+    )
+
+
+def _matrices(scenario: Scenario, parts: Iterable[tuple[Part, int]]) -> int:
+    """Weight matrices of some parts: QKV and projection, up (gate included) and down, embedding, untied head."""
+    tied = scenario.model.tied_embeddings and not scenario.has_tied_copy
+    return sum(2 if layer >= 0 else int(part is not Part.HEAD or not tied) for part, layer in parts) or 1
+
+
+def kept_after_recompute(scenario: Scenario, unit: Unit) -> float:
+    """Parameters of a unit gathered by module that recomputation leaves gathered: its last product, whose backward
+    follows at once (DeepSpeed ``max_reuse_distance``, 1e9 elements).
+    """
+    last = any(part is Part.MLP for part, _ in unit.parts)
+    return scenario.model.hidden * scenario.model.ffn_hidden / scenario.parallelism.layout.tp if last else 0.0
 
 
 def buckets(scenario: Scenario, stage: int) -> tuple[Unit, ...]:
@@ -85,4 +116,9 @@ def by_axis(scenario: Scenario, name: str, parts: Iterable[tuple[Part, int]]) ->
 
 def split(scenario: Scenario, axis: str) -> int:
     """Ranks that divide the update of what they hold copies of among them (ZeRO)."""
-    return scenario.copies(axis) if scenario.parallelism.zero else 1
+    return scenario.shards(axis) if scenario.parallelism.zero else 1
+
+
+def copies_axis(axis: str) -> str:
+    """The group that holds copies (``Scenario.gradient_axis``) of what a group inside it gathers or reduces."""
+    return "edp" if axis.startswith("edp") else "dp"

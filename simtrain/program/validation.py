@@ -1,4 +1,8 @@
-"""Can this program run? Each action once, on one rank a stage, inputs before outputs, no deadlock."""
+"""Can this program run? Each action once, on one rank a stage, inputs before outputs, no deadlock.
+
+A program may hold the model twice (DualPipe): then every stage sits on two ranks, which share all their stages, and
+each microbatch passes a stage on one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ from collections.abc import Collection
 from itertools import chain
 
 from simtrain.errors import ProgramError
-from simtrain.program.actions import Action, ActionKind, Program
+from simtrain.program.actions import Action, ActionKind, Program, actions_of, flat
 from simtrain.program.grid import marked
 from simtrain.program.timing import replay
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD  # noqa: E741
+F, B, I, W = ActionKind  # noqa: E741
 
 
 def _refuse(why: str, program: Program, places: Collection[tuple[int, int]]) -> ProgramError:
-    return ProgramError(f"{why}\n{marked(program, places)}")
+    return ProgramError(f"{why}\n{marked(program, places)}", places)
 
 
 def validate(program: Program, stages: int, microbatches: int) -> None:
@@ -41,11 +45,12 @@ def validate(program: Program, stages: int, microbatches: int) -> None:
 
 def _plainly_complete(program: Program, stages: int, microbatches: int) -> bool:
     """Counting alone: as many different F and B as there can be, all in range, no stage on two ranks. Fast."""
-    flat = list(chain.from_iterable(program))
-    if not len(flat) == len(set(flat)) == 2 * stages * microbatches:
+    ranks = [list(flat(steps)) for steps in program]
+    every = list(chain.from_iterable(ranks))
+    if not len(every) == len(set(every)) == 2 * stages * microbatches:
         return False
-    stage_of, kind_of, microbatch_of = map(set, zip(*flat, strict=True))
-    homes = [{action[0] for action in actions} for actions in program]
+    stage_of, kind_of, microbatch_of = map(set, zip(*every, strict=True))
+    homes = [{action[0] for action in actions} for actions in ranks]
     return (
         stage_of <= set(range(stages))
         and kind_of == {F, B}
@@ -58,13 +63,15 @@ def _check_once(program: Program, stages: int, microbatches: int) -> None:
     if _plainly_complete(program, stages, microbatches):
         return
     placed: dict[Action, tuple[int, int]] = {}
-    home: dict[int, int] = {}
-    for rank, actions in enumerate(program):
-        for index, action in enumerate(actions):
+    home: dict[int | tuple[int, int], int] = {}
+    twice = held_twice(program)
+    for rank, steps in enumerate(program):
+        for index, action in ((index, action) for index, step in enumerate(steps) for action in actions_of(step)):
             if action in placed:
                 raise _refuse(f"{action} twice", program, {placed[action], (rank, index)})
-            if home.setdefault(action.stage, rank) != rank:
-                why = f"stage {action.stage} on rank {home[action.stage]} and on rank {rank}"
+            key = (action.stage, action.microbatch) if twice else action.stage
+            if home.setdefault(key, rank) != rank:
+                why = f"stage {action.stage} on rank {home[key]} and on rank {rank}"
                 raise _refuse(why, program, {(rank, index)})
             placed[action] = (rank, index)
     for action, place in placed.items():
@@ -89,17 +96,29 @@ def _check_complete(program: Program, placed: dict[Action, tuple[int, int]], sta
         raise _refuse(f"missing: {', '.join(missing)}", program, near)
 
 
+def held_twice(program: Program) -> bool:
+    """Whether every stage sits on two ranks that hold the same stages: the model once in each direction."""
+    held = [frozenset(action.stage for action in flat(steps)) for steps in program]
+    return (
+        len(held) > 1
+        and all(held.count(stages) == 2 for stages in held)
+        and len(set().union(*held)) == sum(map(len, held)) // 2
+    )
+
+
 def _check_order(program: Program) -> None:
     stuck = replay(program).blocked(program)
     for rank, at in stuck.items():
-        action = program[rank][at]
-        needs = {B: F, I: F, W: I}.get(action.kind)
-        if needs and Action(action.stage, needs, action.microbatch) in program[rank][at:]:
-            why = f"rank {rank}: {action} before {Action(action.stage, needs, action.microbatch)}"
-            raise _refuse(why, program, {(rank, at)})
+        later = set(flat(program[rank][at:]))
+        for action in actions_of(program[rank][at]):
+            needs = {B: F, I: F, W: I}.get(action.kind)
+            if needs and Action(action.stage, needs, action.microbatch) in later:
+                why = f"rank {rank}: {action} before {Action(action.stage, needs, action.microbatch)}"
+                raise _refuse(why, program, {(rank, at)})
     if stuck:
         waits = "; ".join(
-            f"rank {r} at {program[r][at]}, which waits for {_wait(program[r][at])}" for r, at in stuck.items()
+            f"rank {r} at {program[r][at]}, which waits for {' and '.join(map(_wait, actions_of(program[r][at])))}"
+            for r, at in stuck.items()
         )
         raise _refuse(f"deadlock: {waits}", program, set(stuck.items()))
 

@@ -67,7 +67,7 @@ def memory_curve(
     peaks = [profile.peak(index)[1] for index in range(len(profile.ranks))]
     needed = needed or peaks
     worst = int(np.argmax(needed))
-    _stack(curve, profile, worst, trace.step_time, needed[worst])
+    _stack(curve, profile, worst, trace.extent, needed[worst])
     name, who = labels[profile.ranks[worst]]
     figure.text(0.055, 0.935, title, fontsize=13, fontweight="bold", color=INK)
     curve.set_title(f"memory of {name} ({who}), the fullest", fontsize=9.5, color=MUTED, loc="left", pad=24)

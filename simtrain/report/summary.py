@@ -150,4 +150,9 @@ def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, 
         found.append(f"network between machines not given: {scenario.cluster.network_name} assumed")
     if hfu > 1.0:
         found.append("HFU above 1: the convention counts causal attention in full, a fused kernel computes half of it")
+    if scenario.parallelism.post_validation:
+        found.append(
+            "optimizer post-validation: no rank waits for the others at the end of a step, and the step time is that"
+            " from one step to the next"
+        )
     return found

@@ -94,7 +94,7 @@ def timeline(trace: Trace, *, title: str = "", subtitle: str = "") -> Figure:
     axes = figure.add_axes(
         (_LEFT / _WIDTH, _BOTTOM / height, 1 - (_LEFT + _RIGHT) / _WIDTH, 1 - (_TOP + _BOTTOM) / height)
     )
-    pixels = (_WIDTH - _LEFT - _RIGHT) * 72 / (trace.step_time or 1.0)
+    pixels = (_WIDTH - _LEFT - _RIGHT) * 72 / (trace.extent or 1.0)
     _background(axes, trace, rows)
     used = _boxes(axes, trace, columns, rows)
     _lanes(axes, trace, columns, rows, used)
@@ -146,7 +146,7 @@ def _rows(trace: Trace, columns: Columns) -> _Rows:
     place[shown] = np.arange(len(shown))
     active = set(columns.stream[(trace.end > trace.start) & (columns.stream != COMPUTE_STREAM)].tolist())
     host = (Stream.TO_HOST, Stream.FROM_HOST, Stream.HOST)
-    classes = [(Stream.GATHER,), (Stream.REDUCE,), (Stream.SEND, Stream.RECV), host]
+    classes = [(Stream.GATHER,), (Stream.REDUCE,), (Stream.REPLICA,), (Stream.SEND, Stream.RECV), host]
     lanes = tuple(one for one in classes if any(STREAMS.index(stream) in active for stream in one))
     return _Rows(shown, place, lanes)
 
@@ -168,7 +168,7 @@ def _add(axes: Axes, corners: NDArray[np.float64], colour: Any, **style: Any) ->
 def _background(axes: Axes, trace: Trace, rows: _Rows) -> None:
     top = np.arange(len(rows.shown)) - 0.45
     zero = np.zeros(len(top))
-    corners = _rectangles(zero, zero + trace.step_time, top, top + rows.compute_height)
+    corners = _rectangles(zero, zero + trace.extent, top, top + rows.compute_height)
     _add(axes, corners, IDLE, edgecolors="none", zorder=1)
 
 
@@ -304,8 +304,8 @@ def _axes(axes: Axes, trace: Trace, rows: _Rows, row_inches: float) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     count = len(rows.shown)
-    unit, scale = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if trace.step_time >= pair[1]), ("us", 1e-6))
-    axes.set_xlim(0, trace.step_time or 1.0)
+    unit, scale = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if trace.extent >= pair[1]), ("us", 1e-6))
+    axes.set_xlim(0, trace.extent or 1.0)
     axes.set_ylim(count - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:g}"))

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from simtrain.scenario.hardware import Accelerator, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import Model
+from simtrain.scenario.pipelines import RULES, grid_microbatches, grid_stages
 from simtrain.scenario.problems import Problems, choices_text
-from simtrain.scenario.scenario import Attention, Dispatch, Parallelism, Stack
-from simtrain.scenario.schema import LATER_SCHEDULES, SCHEDULES, ParallelismSpec, ScenarioFile
+from simtrain.scenario.scenario import Attention, Dispatch, Parallelism, Stack, Training, Zero
+from simtrain.scenario.schema import ParallelismSpec, ScenarioFile
+from simtrain.scenario.tuning import BaseFormat, Place
 
 MAX_MICROBATCHES = 100_000
 MAX_PASSES = 500_000
@@ -29,7 +31,6 @@ def not_modelled(spec: ScenarioFile, problems: Problems) -> None:
         ("cluster.placement", spec.cluster.placement not in (None, "auto", "packed"), "placements other than packed"),
         ("cluster.degraded", bool(spec.cluster.degraded), "degraded devices and links"),
         ("model.op_table", spec.model.op_table is not None, "operator tables"),
-        ("parallelism.schedule", spec.parallelism.schedule in LATER_SCHEDULES, f"schedule {spec.parallelism.schedule}"),
     ]
     for key, used, what in later:
         if used:
@@ -74,9 +75,11 @@ def tensor(model: Model, layout: Layout, seq_len: int, sequence_parallel: bool, 
         )
 
 
-def experts(model: Model, layout: Layout, parallelism: Parallelism, spec: ScenarioFile, problems: Problems) -> None:
+def experts(
+    model: Model, parallelism: Parallelism, stack: Stack | None, spec: ScenarioFile, problems: Problems
+) -> None:
     """Experts by ep, their width by etp, ep x etp within the ranks of a stage (Megatron core ``arguments.py``)."""
-    key = "parallelism."
+    key, layout = "parallelism.", parallelism.layout
     if not model.experts:
         said = [("ep", layout.ep > 1), ("etp", layout.expert_tensor != layout.tp)]
         said += [("dispatch", parallelism.dispatch is not Dispatch.ALLTOALL)]
@@ -103,11 +106,69 @@ def experts(model: Model, layout: Layout, parallelism: Parallelism, spec: Scenar
             f"ep {ep} x etp {etp} = {ep * etp} cannot divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} ="
             f" {ranks}, the ranks of a stage; with this etp choose ep from {_divisors(max(1, ranks // etp))}",
         )
+    elif layout.experts_apart:
+        _spread_shards(parallelism, stack, problems)
     if layout.tp > 1 and not parallelism.sequence_parallel:
         problems.add(
             key + "sequence_parallel",
             f"experts with tensor parallelism (tp {layout.tp}) need sequence parallelism, as in Megatron: without it"
             " each tensor rank would route every token again; set it to true, or tp: 1",
+        )
+
+
+def together(training: Training, parallelism: Parallelism, problems: Problems) -> None:
+    """Offloading and narrow weights beside schedules and sharding: what no framework runs."""
+    offload, key = training.offload, "training.offload"
+    if offload.active and has_pairs(parallelism):
+        problems.add(
+            key,
+            f"schedule {parallelism.schedule} weaves a forward into a backward on the device alone (DualPipe has no"
+            " offloading); choose another schedule, such as zb-v",
+        )
+    once = training.global_batch == training.micro_batch * parallelism.layout.dp
+    late = parallelism.layout.replica > 1 and not parallelism.replica_sync_every_microbatch
+    if late and not once and offload.optimizer is not Place.DEVICE:
+        problems.add(
+            key,
+            "gradients that leave for the host after every microbatch cannot wait there for the reduction between shard"
+            " groups; choose parallelism.replica_sync_every_microbatch: true",
+        )
+    lora, fp8 = training.trainable.lora, training.fp8
+    narrow = (lora and lora.base is not BaseFormat.BF16) or (fp8 and fp8.primary)
+    if parallelism.gather_dtype and narrow:
+        problems.add(
+            "parallelism.gather_dtype",
+            f"parameters are gathered as they are stored, {lora.base.value if lora else 'fp8'}; leave it out, or store"
+            " them in bf16",
+        )
+
+
+def has_pairs(parallelism: Parallelism) -> bool:
+    """Whether a schedule weaves forwards into backwards (DualPipe; ``OVERLAP_F_B`` of a written one)."""
+    return parallelism.schedule.startswith("dualpipe") or any("OVERLAP" in row for row in parallelism.grid)
+
+
+def _spread_shards(parallelism: Parallelism, stack: Stack | None, problems: Problems) -> None:
+    """How ZeRO goes with experts that are spread over ranks."""
+    layout, key = parallelism.layout, "parallelism."
+    if layout.expert_data % layout.replica:
+        problems.add(
+            key + "shard_size",
+            f"ep {layout.ep} x etp {layout.expert_tensor} do not divide tp {layout.tp} x cp {layout.cp} x shard_size"
+            f" {layout.shard}: each shard group holds all experts (torchtitan dp_shard, Megatron core"
+            " num_distributed_optimizer_instances); choose a larger shard_size",
+        )
+    if parallelism.zero is Zero.PARAMETERS and layout.secondary:
+        problems.add(
+            key + "reshard_after_forward",
+            "no partial copy of spread experts stays after a forward (torchtitan always reshards them or never); choose"
+            " true or false",
+        )
+    if parallelism.zero is Zero.PARAMETERS and stack and stack.gather_by_module:
+        problems.add(
+            key + "zero",
+            f"{stack.name} has no ZeRO-3 with expert parallelism (DeepSpeed engine: MoE not supported with Stage 3);"
+            " choose 2 at most",
         )
 
 
@@ -123,21 +184,48 @@ def positions(model: Model, seq_len: int, problems: Problems) -> None:
 
 def schedule(name: str, pp: int, virtual: int, microbatches: int | None, problems: Problems) -> None:
     """Schedule, virtual stages and microbatches must go together."""
-    if name not in SCHEDULES:
-        if name not in LATER_SCHEDULES:
-            problems.add("parallelism.schedule", f"unknown schedule {name!r}{choices_text(name, SCHEDULES)}")
+    key = "parallelism.schedule"
+    if name not in RULES:
+        hint = " (a file ends in .csv)" if "/" in name else ""
+        problems.add(key, f"unknown schedule {name!r}{choices_text(name, RULES)}{hint}")
         return
     if virtual > 1 and pp == 1:
         problems.add("parallelism.virtual_stages", f"{virtual} virtual stages need a pipeline (pp above 1)")
-    elif virtual > 1 and name != "interleaved":
-        problems.add("parallelism.schedule", f"{name} runs one stage a rank; {virtual} virtual stages need interleaved")
     elif name == "interleaved" and virtual == 1:
-        problems.add("parallelism.schedule", "interleaved needs virtual_stages of at least 2")
-    elif name == "interleaved" and microbatches is not None and microbatches % pp:
+        problems.add(key, "interleaved needs virtual_stages of at least 2")
+    elif why := RULES[name].problem(name, pp, microbatches, virtual):
+        counts = virtual in RULES[name].virtual
+        problems.add(key, why + ("; change global_batch, micro_batch, dp or pp, or use 1f1b" if counts else ""))
+
+
+def grid(rows: tuple[str, ...], pp: int, virtual: int, microbatches: int | None, problems: Problems) -> None:
+    """The extent of a written schedule; whether it can run is judged where it is lowered."""
+    key, held = "parallelism.schedule", grid_stages(rows)
+    named = {stage for stages in held for stage in stages}
+    count, found = pp * virtual, grid_microbatches(rows)
+    if len(held) != pp:
+        problems.add(key, f"the grid has {len(held)} ranks (lines), but pp is {pp}")
+    elif named != set(range(count)):
+        problems.add(
+            key, f"the grid names the stages {_list(named)}, but pp {pp} x virtual_stages {virtual} = 0..{count - 1}"
+        )
+    elif microbatches is not None and found != microbatches:
+        problems.add(
+            key,
+            f"the grid runs {found} microbatches, but the batch makes {microbatches}"
+            " (global_batch / (micro_batch x dp))",
+        )
+
+
+def tied_ends(rows: tuple[str, ...], pp: int, problems: Problems) -> None:
+    """Tied embeddings of a written schedule: kept equal between the first and the last rank, or on one rank."""
+    held = grid_stages(rows)
+    last = max(stage for stages in held for stage in stages)
+    if 0 not in held[0] or not any(last in held[rank] for rank in (0, pp - 1)):
         problems.add(
             "parallelism.schedule",
-            f"interleaved runs microbatches in rounds of pp (as Megatron does):"
-            f" {microbatches} is no multiple of {pp}; change global_batch, micro_batch or dp, or use 1f1b",
+            f"tied embeddings need stage 0 on the first rank of the grid and stage {last} on the last (or the first);"
+            " change the grid, or set model.tied_embeddings: false",
         )
 
 
@@ -149,6 +237,11 @@ def passes(stages: int, microbatches: int, problems: Problems) -> None:
             f"{microbatches} microbatches x {stages} stages are more than {MAX_PASSES:,} forward passes to simulate;"
             " take a smaller global_batch, a larger micro_batch or more dp",
         )
+
+
+def _list(numbers: Iterable[int], most: int = 8) -> str:
+    listed = sorted(numbers)
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
 
 
 def zero(stage: int, pp: int, stack: Stack, problems: Problems) -> None:
@@ -164,7 +257,7 @@ def zero(stage: int, pp: int, stack: Stack, problems: Problems) -> None:
 def stages(layers: int, pp: int, virtual: int, given: list[int] | None, problems: Problems) -> tuple[int, ...] | None:
     """Blocks of each of the pp x virtual stages: as given, or as even as they can be."""
     count = pp * virtual
-    if layers < count:
+    if layers < count and given is None:
         key = "parallelism.virtual_stages" if layers >= pp else "parallelism.pp"
         by = f"{pp} x {virtual} virtual" if virtual > 1 else str(pp)
         problems.add(key, f"{layers} layers cannot fill {by} stages; at most {layers} stages")
@@ -177,6 +270,10 @@ def stages(layers: int, pp: int, virtual: int, given: list[int] | None, problems
         )
     elif sum(given) != layers:
         problems.add("parallelism.stage_layers", f"adds up to {sum(given)} layers, but the model has {layers}")
+    elif 0 in given[1:-1] or (0 in given and count == 1):
+        problems.add(
+            "parallelism.stage_layers", "only the first and the last stage (embedding, head) can do without layers"
+        )
     else:
         return tuple(given)
     return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from simtrain.scenario.scenario import Recompute, Scenario, Training
+from simtrain.scenario.pipelines import GRID
+from simtrain.scenario.scenario import Recompute, Scenario, Training, Zero
 from simtrain.scenario.schema import NetworkSpec, ScenarioFile
 
 
@@ -58,14 +59,14 @@ def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
             "zero": int(parallel.zero),
             "sequence_parallel": parallel.sequence_parallel,
             "virtual_stages": parallel.virtual_stages,
-            "schedule": parallel.schedule,
+            "schedule": list(parallel.grid) if parallel.schedule == GRID else parallel.schedule,
+            "post_validation": parallel.post_validation,
             "stage_layers": list(parallel.stage_layers),
             "mesh_order": list(layout.order),
             "overlap": parallel.overlap,
-            "reshard_after_forward": parallel.reshard_after_forward,
-            "prefetch": parallel.prefetch,
             **({"cp_kind": parallel.cp_kind.value} if layout.cp > 1 else {}),
             **({"cp_inner": parallel.cp_inner} if parallel.cp_inner > 1 else {}),
+            **_sharding(built),
         },
     }
     if built.measured:
@@ -92,6 +93,31 @@ def _tuning(training: Training) -> dict[str, Any]:
         found["offload"]["overlap"] = offload.overlap
         if offload.nvme_bandwidth:
             found["offload"]["nvme_bandwidth"] = f"{offload.nvme_bandwidth!r} B/s"
+    return found
+
+
+def _sharding(built: Scenario) -> dict[str, Any]:
+    """The keys of sharding; those of ZeRO-3 and of tensor parallelism only where they mean something."""
+    parallel, layout = built.parallelism, built.parallelism.layout
+    found: dict[str, Any] = {"shard_size": layout.shard or layout.dp}
+    if parallel.zero is Zero.PARAMETERS:
+        near = layout.secondary * layout.cp
+        found |= {
+            "reshard_after_forward": near or parallel.reshard_after_forward,
+            "reshard_after_backward": parallel.reshard_after_backward,
+            "reshard_root": parallel.reshard_root,
+            "wrap_blocks": parallel.wrap_blocks,
+            "wrap_ends": parallel.wrap_ends,
+        }
+    if built.is_hybrid:
+        found["replica_sync_every_microbatch"] = parallel.replica_sync_every_microbatch
+    found |= {"prefetch": parallel.prefetch, "backward_prefetch": parallel.backward_prefetch}
+    formats = {"gather_dtype": parallel.gather_dtype, "reduce_dtype": parallel.reduce_dtype}
+    found |= {key: held.value for key, held in formats.items() if held}
+    if layout.tp > 1:
+        found |= {"vocab_parallel_loss": parallel.vocab_parallel_loss}
+        if parallel.sequence_parallel:
+            found["tp_overlap"] = parallel.tp_overlap
     return found
 
 

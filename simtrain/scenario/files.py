@@ -125,10 +125,11 @@ def _chain(file: Path, seen: tuple[Path, ...] = (), said: Problem | None = None)
 
 
 def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Data with ``model.config`` relative to the folder of its file instead of the current one."""
-    model = data.get("model")
-    if isinstance(model, dict) and isinstance(model.get("config"), str):
-        return data | {"model": model | {"config": str(folder / model["config"])}}
+    """Data with files that it names relative to the folder of its file instead of the current one."""
+    for section, key, ending in (("model", "config", ""), ("parallelism", "schedule", ".csv")):
+        held = data.get(section)
+        if isinstance(held, dict) and isinstance(name := held.get(key), str) and name.endswith(ending):
+            data = data | {section: held | {key: str(folder / name)}}
     return data
 
 

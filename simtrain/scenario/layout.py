@@ -12,10 +12,13 @@ from math import prod
 
 AXES = ("tp", "cp", "dp", "pp")
 """Mesh axes from innermost to outermost."""
-EXPERT_AXES = ("etp", "ep", "edp")
+EXPERT_AXES = ("etp", "ep", "edp_shard", "edp_replica")
 """The same ranks of one pipeline stage, in the same order, divided for the experts (innermost first), as Megatron core
 does (``RankGenerator`` with order tp-cp-ep-dp-pp; Liu et al. 2025, "MoE Parallel Folding", arXiv 2504.14960): expert
-parallelism is carved out of tp, cp and dp, not an axis of its own."""
+parallelism is carved out of tp, cp and dp, not an axis of its own. Those that hold the same experts fall into shards
+and replicas of the shards."""
+DP_PARTS = ("near", "far", "replica")
+"""What dp falls into, innermost first: shards that sit close, the rest of the shards, replicas of the shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,30 @@ class Layout:
     """Ranks that share each expert's matrices; 0 = tp, and nothing to say where there are no experts."""
     order: tuple[str, ...] = AXES
     """Innermost first; a permutation of ``AXES``."""
+    shard: int = 0
+    """Data-parallel ranks that share one copy of the sharded states; 0 = all of them. Neighbours on dp shard."""
+    near: int = 0
+    """Of those, the neighbours that share the copy which stays after a forward; 0 = all of them."""
 
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def mesh(self) -> tuple[str, ...]:
+        """Mesh axes with dp split in three, innermost first: near shards, far shards, replicas of the shards."""
+        return tuple(part for axis in self.order for part in (DP_PARTS if axis == "dp" else (axis,)))
+
+    @property
+    def secondary(self) -> int:
+        """Data-parallel ranks that share the copy which stays after a forward; 0 where all of a shard group do."""
+        return self.near if self.degree("far") > 1 else 0
+
+    @property
+    def replica(self) -> int:
+        """Groups of ranks that each hold a whole copy of the sharded states."""
+        return self.dp // (self.shard or self.dp)
 
     @property
     def expert_tensor(self) -> int:
@@ -59,12 +81,30 @@ class Layout:
         return self.ep > 1 or self.expert_tensor != self.tp
 
     def degree(self, axis: str) -> int:
-        """Size of one axis, or of one of ``EXPERT_AXES``."""
-        return {"etp": self.expert_tensor, "edp": self.expert_data}.get(axis) or int(getattr(self, axis))
+        """Size of one axis, of a part of dp, or of one of ``EXPERT_AXES``."""
+        shard = self.shard or self.dp
+        near = self.near or shard
+        match axis:
+            case "near":
+                return near
+            case "far":
+                return shard // near
+            case "replica" | "edp_replica":
+                return self.replica
+            case "etp":
+                return self.expert_tensor
+            case "edp_shard":
+                return self.expert_data // self.replica
+            case _:
+                return int(getattr(self, axis))
 
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours on ``axis``."""
-        return prod(self.degree(inner) for inner in self.order[: self.order.index(axis)])
+        if axis in DP_PARTS:
+            inner = prod(self.degree(part) for part in DP_PARTS[: DP_PARTS.index(axis)])
+            return self.stride("dp") * inner
+        order = EXPERT_AXES if axis in EXPERT_AXES else self.order  # of the ranks of one stage
+        return prod(self.degree(inner) for inner in order[: order.index(axis)])
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Mesh coordinate of a rank."""

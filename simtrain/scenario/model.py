@@ -48,6 +48,8 @@ class Part(StrEnum):
     """Routed experts of a rank: grouped products and activation, unpermutation and residual."""
     HEAD = "head"
     """Final norm, vocabulary projection, loss."""
+    LOGITS = "logits"
+    """The output of the vocabulary projection, where tensor ranks gather it."""
     BOUNDARY = "boundary"
     """The activation (or its gradient) between two stages."""
     GRADIENT = "gradient"

@@ -6,10 +6,11 @@ seed 0; tp, pp, cp, ep 1; etp as tp; dispatch alltoall, dropless and balanced; s
 (``STACKS``); precision bf16, or fp16 or fp32 where the matrix units lack it; optimizer adamw; recompute none; attention
 the stack's kernel, unfused where the accelerator cannot run it; zero 3 on FSDP stacks, else 0; sequence_parallel where
 tp is above 1; virtual_stages 1; schedule 1f1b, interleaved with virtual stages; stage_layers as even as possible,
-lighter ends; overlap true; reshard_after_forward without a pipeline; prefetch 1; with cp, cp_kind all_gather on FSDP
-stacks, else p2p; one document a sequence; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1 without a
-global_batch; devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with that
-accelerator, ICI between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``).
+lighter ends; overlap true; post_validation with zero-bubble schedules, not in FSDP stacks; with cp, cp_kind all_gather
+on FSDP stacks, else p2p; one document a sequence; sync_every_microbatch from ZeRO-2 on; micro_batch 1; accumulation 1
+without a global_batch; devices_per_machine 8, or what a TPU host holds; network and NICs of the first machine row with
+that accelerator, ICI between the hosts of a TPU slice; no jitter; what a model leaves out by its family (``models``);
+the keys of sharding in ``sharding``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simtrain.scenario import checks, clusters, contexts, models, tunings
+from simtrain.errors import InputError
+from simtrain.scenario import checks, clusters, contexts, models, sharding, tunings
 from simtrain.scenario.document import document
 from simtrain.scenario.hardware import Accelerator, AcceleratorKind, Precision
 from simtrain.scenario.layout import AXES, Layout
 from simtrain.scenario.model import Model
+from simtrain.scenario.pipelines import GRID, RULES, grid_splits, grid_stages
 from simtrain.scenario.problems import Problems
 from simtrain.scenario.scenario import (
     Attention,
@@ -36,6 +39,7 @@ from simtrain.scenario.scenario import (
     Zero,
 )
 from simtrain.scenario.schema import EVERY_SQRT, MAX_DEVICES, ScenarioFile, TrainingSpec
+from simtrain.scenario.yamltext import read_text
 
 if TYPE_CHECKING:
     from simtrain.scenario.tables import Tables
@@ -79,8 +83,8 @@ class _Resolver:
         parallelism = self._parallelism(model, layout, stack, batch)
         if model and layout and seq_len and parallelism:
             checks.tensor(model, layout, seq_len, parallelism.sequence_parallel, problems)
-        if model and layout and parallelism:
-            checks.experts(model, layout, parallelism, spec, problems)
+        if model and parallelism:
+            checks.experts(model, parallelism, stack, spec, problems)
         if model and seq_len:
             checks.positions(model, seq_len, problems)
         training = self._training(accelerator, stack, optimizer, precision, seq_len, batch, parallelism)
@@ -191,22 +195,39 @@ class _Resolver:
     ) -> Parallelism | None:
         spec, problems, key = self.spec.parallelism, self.problems, "parallelism."
         pp = layout.pp if layout else (spec.pp or 1)
-        virtual = self._or(spec.virtual_stages, key + "virtual_stages", 1)
-        name = self._or(spec.schedule, key + "schedule", "interleaved" if virtual > 1 else "1f1b")
+        written = self._written()
+        usual = 1 if written is None else max(1, len({s for stages in grid_stages(written) for s in stages}) // pp)
+        virtual = self._or(spec.virtual_stages, key + "virtual_stages", usual)
+        name = (
+            GRID
+            if written
+            else str(self._or(spec.schedule, key + "schedule", "interleaved" if virtual > 1 else "1f1b"))
+        )
+        microbatches = batch[2] if batch else None
         if problems.sound(key + "pp", key + "virtual_stages", key + "schedule"):
-            checks.schedule(name, pp, virtual, batch[2] if batch else None, problems)
+            if written:
+                checks.grid(written, pp, virtual, microbatches, problems)
+            else:
+                checks.schedule(name, pp, virtual, microbatches, problems)
+        if model and model.tied_embeddings and written and problems.sound(key + "schedule"):
+            checks.tied_ends(written, pp, problems)
         blocks = None
         if model and problems.sound(key + "pp", key + "virtual_stages", key + "stage_layers"):
             blocks = checks.stages(model.layers, pp, virtual, spec.stage_layers, problems)
         zero = self._or(spec.zero, key + "zero", 3 if stack and stack.fp32_shards else 0)
         if stack and problems.sound(key + "zero", key + "pp"):
             checks.zero(zero, pp, stack, problems)
-        if layout and spec.shard_size not in (None, layout.dp):
-            problems.add(key + "shard_size", f"not modelled yet: shard_size other than dp ({layout.dp})")
         if batch and blocks:
             checks.passes(len(blocks), batch[2], problems)
+        splits = grid_splits(written) if written else name in RULES and RULES[name].split
+        rolls = name in RULES and RULES[name].rolls and pp > 1 and not (stack and stack.fp32_shards)
+        rolling = self._or(spec.post_validation, key + "post_validation", rolls)
+        if rolling and pp == 1:
+            problems.add(key + "post_validation", "is about the stages of a pipeline (pp above 1)")
         if layout is None or blocks is None or model is None:
             return None
+        split_by = name if splits else ""
+        shards = sharding.resolve(spec, layout, zero, split_by=split_by, stack=stack, fill=self._or, problems=problems)
         how, inner = ContextKind.P2P, 1
         if layout.cp > 1:
             how = self._or(
@@ -216,19 +237,42 @@ class _Resolver:
             )
             inner = contexts.inner(spec, how, layout, model, problems)
         return Parallelism(
-            layout=layout,
+            layout=shards.layout,
             zero=Zero(zero),
             sequence_parallel=self._or(spec.sequence_parallel, key + "sequence_parallel", True) and layout.tp > 1,
             schedule=name,
             virtual_stages=virtual,
             stage_layers=blocks,
             overlap=self._or(spec.overlap, key + "overlap", True),
-            reshard_after_forward=self._or(spec.reshard_after_forward, key + "reshard_after_forward", pp == 1),
-            prefetch=self._or(spec.prefetch, key + "prefetch", 1),
+            post_validation=rolling,
+            grid=written or (),
+            grid_file=spec.schedule
+            if written and isinstance(spec.schedule, str)
+            else key + "schedule"
+            if written
+            else "",
             cp_kind=how,
             cp_inner=inner,
             dispatch=Dispatch(self._or(spec.dispatch, key + "dispatch", Dispatch.ALLTOALL.value)),
+            **shards.fields,
         )
+
+    def _written(self) -> tuple[str, ...] | None:
+        """Lines of a schedule that the scenario or a file beside it spells out; ``None`` where it is named."""
+        said, key = self.spec.parallelism.schedule, "parallelism.schedule"
+        if said is None or (isinstance(said, str) and not said.endswith(".csv")):
+            return None
+        if isinstance(said, list):
+            rows = tuple(said)
+        else:
+            try:
+                rows = tuple(read_text(said).splitlines())
+            except InputError as error:
+                self.problems.add(key, str(error))
+                return None
+        if not any(grid_stages(rows)):
+            self.problems.add(key, "holds no action, such as 2F0 (stage, one of F B I W, microbatch)")
+        return rows
 
     def _training(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 from simtrain.scenario.hardware import Cluster, Precision
 from simtrain.scenario.layout import Layout
 from simtrain.scenario.model import BlockKind, Model, Part
+from simtrain.scenario.pipelines import GRID, RULES, grid_stages, rank_stages
 from simtrain.scenario.tuning import Fp8, Fp8Kernels, Offload, Trainable, adapter_parameters
 
 
@@ -34,6 +35,26 @@ class Zero(IntEnum):
     OPTIMIZER = 1
     GRADIENTS = 2
     PARAMETERS = 3
+
+
+class WireType(StrEnum):
+    """Number format of a collective's payload."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes an element."""
+        return {"fp32": 4.0, "int8": 1.0, "int4": 0.5}.get(self.value, 2.0)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Integers with a scale a block."""
+        return self in (WireType.INT8, WireType.INT4)
 
 
 class Attention(StrEnum):
@@ -173,6 +194,14 @@ class Stack:
     """A checkpoint is loaded with all parameters gathered on every rank (FSDP's full state dictionary)."""
     low_precision: bool = False
     """Weights, gradients and moments all stay in the 16-bit format: no fp32 copy anywhere (torchtune, lit-gpt)."""
+    tp_overlap: bool = False
+    """Tensor-parallel gathers and scatters are split into chunks beside the products (Transformer Engine user buffers,
+    async tensor parallelism), where the sequence is split."""
+    gather_by_module: bool = False
+    """ZeRO-3 gathers each weight matrix by itself as its module runs, and again after recomputation."""
+    list_collective_ops: float = 0.0
+    """Host operators a rank of the group in each gather or scatter (collectives over lists of tensors: one view and one
+    copy a rank), which hold up what is launched behind them; 0 = one flat tensor."""
     source: str = ""
 
     def at(self, precision: Precision) -> Stack:
@@ -228,7 +257,7 @@ class Parallelism:
     zero: Zero
     sequence_parallel: bool
     schedule: str
-    """Key of ``program.schedules.SCHEDULES``."""
+    """Key of ``program.schedules.SCHEDULES``, or ``grid``."""
     virtual_stages: int
     """Model chunks a pipeline rank (1 = not interleaved)."""
     stage_layers: tuple[int, ...]
@@ -236,9 +265,36 @@ class Parallelism:
     overlap: bool
     """Communication may overlap compute at all; false serialises every collective."""
     reshard_after_forward: bool = True
-    """ZeRO-3: free gathered parameters after forward and gather again in backward."""
+    """ZeRO-3: free gathered parameters after forward and gather again in backward (in part, if ``layout.near``)."""
     prefetch: int = 1
     """ZeRO-3: units gathered ahead of compute."""
+    backward_prefetch: int = 1
+    """The same in backward."""
+    reshard_after_backward: bool = True
+    """ZeRO-3: free gathered parameters after every backward, not after the last microbatch's alone."""
+    reshard_root: bool = False
+    """ZeRO-3: embedding and head reshard after forward as the blocks do; FSDP2 keeps its root."""
+    wrap_blocks: int = 1
+    """ZeRO-3: blocks a wrap unit."""
+    wrap_ends: bool = True
+    """ZeRO-3: embedding and head are units of their own; otherwise they are one, the root."""
+    gather_dtype: WireType | None = None
+    """Parameters on the wire; None = as computed with. int8 and int4 are quantised in blocks (ZeRO++ qwZ)."""
+    reduce_dtype: WireType | None = None
+    """Gradients on the wire; None = what the stack reduces in. int8 and int4: hierarchical all-to-all (ZeRO++ qgZ)."""
+    replica_sync_every_microbatch: bool = True
+    """Hybrid sharding: gradient shards are all-reduced between groups whenever they are scattered; in MiCS once."""
+    tp_overlap: bool = False
+    """Sequence-parallel gathers and scatters run chunk by chunk beside the products that need or feed them."""
+    vocab_parallel_loss: bool = True
+    """The loss works on the vocabulary share of each tensor rank; otherwise logits are gathered."""
+    post_validation: bool = False
+    """The optimizer does not wait for the gradient norm over all stages (checked afterwards), so steps flow into one
+    another (Qi et al. 2023, section 4)."""
+    grid: tuple[str, ...] = ()
+    """Lines of a schedule that is written out, in PyTorch's CSV notation."""
+    grid_file: str = field(default="", compare=False)
+    """Where it comes from, for messages."""
     dispatch: Dispatch = Dispatch.ALLTOALL
     cp_kind: ContextKind = ContextKind.P2P
     cp_inner: int = 1
@@ -289,6 +345,25 @@ class Scenario:
     def tokens(self) -> int:
         """Tokens a step."""
         return self.training.global_batch * self.training.seq_len
+
+    def rank_stages(self, pp_rank: int) -> tuple[int, ...]:
+        """Stages of a pipeline rank, in model order."""
+        plan = self.parallelism
+        if plan.schedule == GRID:
+            return grid_stages(plan.grid)[pp_rank]
+        return rank_stages(RULES[plan.schedule].placement, pp_rank, plan.layout.pp, self.stages)
+
+    @property
+    def held_twice(self) -> bool:
+        """Two pipeline ranks hold each stage, and reduce its gradients between them (DualPipe)."""
+        ranks = range(self.parallelism.layout.pp)
+        return sum(len(self.rank_stages(rank)) for rank in ranks) == 2 * self.stages
+
+    def mirror(self, pp_rank: int) -> int:
+        """The other pipeline rank that holds the same stages; -1 where there is none."""
+        mine = self.rank_stages(pp_rank)
+        others = (rank for rank in range(self.parallelism.layout.pp) if rank != pp_rank)
+        return next((rank for rank in others if self.rank_stages(rank) == mine), -1)
 
     def stage_range(self, stage: int) -> range:
         """Blocks of one pipeline stage."""
@@ -367,8 +442,12 @@ class Scenario:
 
     @property
     def has_tied_copy(self) -> bool:
-        """Tied embeddings live twice: on the first and on the last pipeline rank, kept equal by an all-reduce."""
-        return self.model.tied_embeddings and self.parallelism.layout.pp > 1
+        """Tied embeddings live twice: on the first and on the last pipeline rank, kept equal by an all-reduce.
+
+        Not where one rank holds the first and the last stage, as in a V.
+        """
+        pp = self.parallelism.layout.pp
+        return self.model.tied_embeddings and pp > 1 and self.stages - 1 not in self.rank_stages(0)
 
     @property
     def replicas(self) -> int:
@@ -376,9 +455,30 @@ class Scenario:
         return self.parallelism.layout.dp * self.parallelism.layout.cp
 
     def gradient_axis(self, part: Part) -> str:
-        """Process group that reduces the gradients of a part: experts have their own where they are spread."""
+        """Process group that holds copies of a part and reduces its gradients: dp, or edp where experts are spread."""
         return "edp" if part is Part.EXPERTS and self.parallelism.layout.experts_apart else "dp"
 
     def copies(self, axis: str) -> int:
         """Ranks that hold the same parameters, by ``gradient_axis``."""
         return self.parallelism.layout.expert_data if axis == "edp" else self.replicas
+
+    def shards(self, axis: str = "dp") -> int:
+        """Ranks over which ZeRO spreads states: all that hold copies, or the shard group of hybrid sharding.
+
+        Experts have as many replicas as all else (Megatron core ``num_distributed_optimizer_instances``, torchtitan
+        ``dp_replicate``).
+        """
+        return self.copies(axis) // self.parallelism.layout.replica
+
+    @property
+    def is_hybrid(self) -> bool:
+        """States are sharded in groups of ranks and replicated between the groups (HSDP, MiCS)."""
+        return self.parallelism.layout.replica > 1
+
+    def shard_axis(self, axis: str = "dp") -> str:
+        """Process group over which ZeRO spreads states."""
+        return {"dp": "shard", "edp": "edp_shard"}[axis] if self.is_hybrid else axis
+
+    def replica_axis(self, axis: str = "dp") -> str:
+        """Process group of the replicas of a shard."""
+        return {"dp": "replica", "edp": "edp_replica"}[axis]

@@ -321,12 +321,34 @@ class TrainingSpec(Section):
     imbalance: Imbalance = None
 
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-LATER_SCHEDULES = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "breadth-first")
+def _schedule(value: object) -> object:
+    """A name or a CSV file, or the lines of such a file."""
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, str) and 0 < len(value) <= 4096:
+        return value
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+        return value
+    raise PydanticCustomError("choice", "{why}", {"why": f"must be {SCHEDULE_FORMS}, not {describe(value)}"})
+
+
+SCHEDULE_FORMS = "the name of a schedule, a CSV file in PyTorch's notation, or a list of the lines of one"
+ScheduleForm = Annotated[
+    str | list[str] | None, BeforeValidator(_schedule, json_schema_input_type=str | list[str] | None)
+]
 StageList = Annotated[
-    Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1, max_length=10_000)] | None,
+    Annotated[list[Annotated[int, Field(ge=0, le=10_000)]], Field(min_length=1, max_length=10_000)] | None,
     BeforeValidator(_auto, json_schema_input_type=list[int] | Literal["auto"] | None),
 ]
+
+
+_WIRE = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+Wire = Annotated[_WIRE | None, BeforeValidator(_auto, json_schema_input_type=_WIRE | Literal["auto"] | None)]
+Reshard = Annotated[
+    bool | Annotated[int, Field(ge=1, le=1_000_000)] | None,
+    BeforeValidator(_auto, json_schema_input_type=bool | int | Literal["auto"] | None),
+]
+"""Yes, no, or the ranks over which the copy that stays after a forward is spread."""
 
 
 class ParallelismSpec(Section):
@@ -345,14 +367,25 @@ class ParallelismSpec(Section):
     shard_size: Degree = None
     sequence_parallel: Flag = None
     virtual_stages: Annotated[int | None, Count(10_000)] = None
-    schedule: Name = None
+    schedule: ScheduleForm = None
+    post_validation: Flag = None
     stage_layers: StageList = None
     cp_kind: Name = None
     cp_inner: Degree = None
     mesh_order: list[Literal["tp", "cp", "dp", "pp"]] | None = None
     overlap: Flag = None
-    reshard_after_forward: Flag = None
+    reshard_after_forward: Reshard = None
+    reshard_after_backward: Flag = None
+    reshard_root: Flag = None
     prefetch: Annotated[int | None, Count(1_000, 0)] = None
+    backward_prefetch: Annotated[int | None, Count(1_000, 0)] = None
+    wrap_blocks: Layers = None
+    wrap_ends: Flag = None
+    replica_sync_every_microbatch: Flag = None
+    gather_dtype: Wire = None
+    reduce_dtype: Wire = None
+    tp_overlap: Flag = None
+    vocab_parallel_loss: Flag = None
 
 
 class MeasuredSpec(Section):

@@ -83,11 +83,15 @@ class Rows(Mapping[str, Record], Generic[Record]):
 
     def find(self, name: str) -> Record:
         """The record, or ``InputError`` with what the name may mean and all names."""
-        if self.resolve(name) is not None:
-            return self[name]
+        if self.resolve(name) is None:
+            raise self.unknown(name)
+        return self[name]
+
+    def unknown(self, name: str) -> InputError:
+        """What to say of a name that means no row, or more than one."""
         begun = [row for row in self.rows if name and _plain(row).startswith(_plain(name))]
         hint = f" (which of {', '.join(begun)}?)" if begun else did_you_mean(name, self.rows)
-        raise InputError(f"unknown name {name!r} in {self.kind}{hint}; known: {', '.join(self.rows)}")
+        return InputError(f"unknown name {name!r} in {self.kind}{hint}; known: {', '.join(self.rows)}")
 
     def __getitem__(self, name: str) -> Record:
         resolved = self.resolve(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from simtrain.scenario import checks
 from simtrain.scenario.clusters import Hardware, look_up
 from simtrain.scenario.hardware import AcceleratorKind, Precision
 from simtrain.scenario.model import Model, Part
@@ -85,6 +86,7 @@ def tune(
     made = replace(training, fp8=fp8, trainable=trainable, offload=offload, optimizer_in_backward=early)
     if problems.sound("training.trainable", "training.offload", "training.fp8"):
         _together(made, parallelism, model, stack, problems)
+        checks.together(made, parallelism, problems)
     return Tuned(made, tuple(defaults))
 
 

@@ -178,6 +178,8 @@ def _degrees(scenario: Scenario) -> Iterator[Change]:
             change |= _even_stages(scenario)
         if now.get("pp") == 1 and plan.virtual_stages > 1:
             change |= {"parallelism.schedule": "1f1b", "parallelism.virtual_stages": 1}
+        if now.get("pp") == 1 and plan.post_validation:
+            change |= {"parallelism.post_validation": False}
         yield change
 
 

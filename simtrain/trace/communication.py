@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simtrain.program.demand import EXPOSED_COMMUNICATION, Demand, TimeKind
-from simtrain.program.lowered import Piece, PieceKind
+from simtrain.program.lowered import Piece, PieceKind, Work
 from simtrain.trace.metrics import COMPUTE_STREAM, gaps, rank_weights, stretch
 from simtrain.trace.spans import Trace
 
@@ -58,7 +58,7 @@ def communication_table(trace: Trace, *, inside: str = "", between: str = "") ->
     for index in np.flatnonzero(times).tolist():
         demand = trace.demands[index % works]
         calls = Counter(
-            _call(piece) for piece in trace.lowered.works[index % works].pieces if piece.kind in COMMUNICATION
+            _call(piece) for piece in _pieces(trace.lowered.works[index % works]) if piece.kind in COMMUNICATION
         )
         spent = _seconds(demand, calls)
         total = sum(spent.values())
@@ -88,6 +88,10 @@ def communication_table(trace: Trace, *, inside: str = "", between: str = "") ->
         for call, (calls, sent, seconds, exposed_seconds) in ((call, row.tolist()) for call, row in rows.items())
     ]
     return sorted(table, key=lambda row: (-row["exposed_seconds"], -row["seconds"], row["axis"], row["kind"]))
+
+
+def _pieces(work: Work) -> tuple[Piece, ...]:
+    return work.pieces + work.beside
 
 
 class _Call(NamedTuple):

@@ -23,6 +23,7 @@ _STREAM_KIND = {
     Stream.COMPUTE: TimeKind.BUBBLE,
     Stream.GATHER: TimeKind.DP_GATHER,
     Stream.REDUCE: TimeKind.DP_REDUCE,
+    Stream.REPLICA: TimeKind.DP_REDUCE,
     Stream.SEND: TimeKind.PP,
     Stream.RECV: TimeKind.PP,
     Stream.TO_HOST: TimeKind.OFFLOAD,
@@ -108,7 +109,7 @@ def streams_busy(trace: Trace, rank_index: int) -> dict[Stream, float]:
 def critical_path(trace: Trace) -> list[int]:
     """Ids of the spans that set the step time, in order of time: from the last end back along ``released_by``."""
     path: list[int] = []
-    span = int(np.argmax(trace.end)) if len(trace.end) else -1
+    span = int(np.argmax(trace.end - trace.begins[trace.sim_rank])) if len(trace.end) else -1
     while span >= 0 and len(path) < len(trace.end):
         path.append(span)
         span = int(trace.released_by[span])
@@ -254,16 +255,16 @@ def _gap_bounds(trace: Trace, columns: Columns) -> tuple[NDArray[Any], ...]:
     ids = ids[np.lexsort((trace.task[ids], trace.sim_rank[ids]))]
     owner = trace.sim_rank[ids]
     follows = np.concatenate([[False], owner[1:] == owner[:-1]])[: len(ids)]
-    before = np.where(follows, np.roll(trace.end[ids], 1), 0.0)
+    before = np.where(follows, np.roll(trace.end[ids], 1), trace.begins[owner])
     ranks = np.arange(len(trace.lowered.ranks))
-    done, last = np.zeros(len(ranks)), np.full(len(ranks), -1, dtype=np.int64)
+    done, last = trace.begins.copy(), np.full(len(ranks), -1, dtype=np.int64)
     done[owner] = trace.end[ids]
     by_end = np.argsort(trace.end, kind="stable")
     last[trace.sim_rank[by_end]] = by_end
     return (
         np.concatenate([owner, ranks]).astype(np.int64),
         np.concatenate([before, done]),
-        np.concatenate([trace.start[ids], np.full(len(ranks), trace.step_time)]),
+        np.concatenate([trace.start[ids], trace.begins + trace.step_time]),
         np.concatenate([trace.released_by[ids], last]),
     )
 

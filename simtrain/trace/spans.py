@@ -70,7 +70,26 @@ class Trace:
 
     @property
     def step_time(self) -> float:
-        """s from the start of the step to its last end."""
+        """s from one step to the next: from the start to the last end, of all ranks or (rolling) of the slowest."""
+        return float((self.end - self.begins[self.sim_rank]).max()) if len(self.end) else 0.0
+
+    @cached_property
+    def begins(self) -> NDArray[np.float64]:
+        """s at which the step of each simulated rank begins: 0, or where steps flow into each other its first task.
+
+        There a rank ends as much later as it began later, and begins the next step at once: all repeats every
+        ``step_time``, and the ramps before the first task and behind the last are the work of the steps around.
+        """
+        found = np.zeros(len(self.lowered.ranks))
+        if self.lowered.rolling:
+            mine = self.columns.stream != STREAMS.index(Stream.RECV)
+            found[:] = np.inf
+            np.minimum.at(found, self.sim_rank[mine], self.start[mine])
+        return found
+
+    @property
+    def extent(self) -> float:
+        """s from the first start to the last end of any rank."""
         return float(self.end.max()) if len(self.end) else 0.0
 
     @cached_property

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simtrain.cost.memory import resting
-from simtrain.engine.run import run
 from simtrain.program.demand import TimeKind
 from simtrain.scenario.hardware import Jitter
+from simtrain.scenario.pipelines import RULES
 from simtrain.scenario.scenario import Attention, ContextKind, Dispatch, Recompute, Scenario, Zero
 from simtrain.simulate import simulate
 from simtrain.trace.metrics import time_split
 from tests.factories import MEGATRON, TORCH, scenario
+from tests.laws.test_simulation import check_merging, sharding, uncontended
 
 SMALL = {
     "layers": 4,
@@ -45,6 +46,8 @@ def mixtures(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
     etp = draw(st.sampled_from([d for d in (1, 2) if ranks % d == 0]))
     ep = draw(st.sampled_from([d for d in (1, 2, 4, 8) if ranks // etp % d == 0]))
     virtual = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    stack = draw(st.sampled_from([MEGATRON, TORCH]))
+    zero = Zero(draw(st.sampled_from([0, 1, 2, 3] if pp == 1 or stack is TORCH else [0, 1])))
     changes: dict[str, Any] = SMALL | {
         "layers": max(4, pp * virtual),
         "experts_shared": draw(st.sampled_from([0, 1])),
@@ -68,9 +71,17 @@ def mixtures(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
     if draw(st.booleans()):
         changes |= {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
         changes["q_lora_rank"] = draw(st.sampled_from([0, 128]))
+    if pp > 1:
+        able = [name for name, rule in RULES.items() if virtual in rule.virtual]
+        changes["schedule"] = draw(st.sampled_from(able))
+    least = RULES[changes.get("schedule", "1f1b")].least_rounds
+    if zero is not Zero.NONE:
+        changes |= sharding(draw, dp, zero) | {"near": 0}
+        if tp * cp * changes["shard"] % (ep * etp):
+            changes["shard"] = dp
     return scenario(
-        stack=draw(st.sampled_from([MEGATRON, TORCH])),
-        microbatches=pp * draw(st.integers(1, 2)),
+        stack=stack,
+        microbatches=pp * draw(st.integers(max(1, least), 2)),
         pp=pp,
         tp=tp,
         cp=cp,
@@ -78,26 +89,15 @@ def mixtures(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
         ep=ep,
         etp=etp,
         virtual_stages=virtual,
-        zero=Zero(draw(st.sampled_from([0, 1, 2, 3] if pp == 1 else [0, 1]))),
+        zero=zero,
         **changes,
     )
-
-
-def uncontended(made: Scenario, *, fold: bool = True) -> float:
-    """Step time if nothing shared anything, s."""
-    result = simulate(made, fold=fold)
-    free = tuple(replace(demand, sm_share=0.0, network_share=0.0) for demand in result.spans.demands)
-    return run(result.spans.lowered, free).step_time
 
 
 @given(mixtures())
 @settings(max_examples=40)
 def test_merged_equals_unmerged(made: Scenario) -> None:
-    merged, cut = simulate(made), simulate(made, merge=False)
-    assert merged.step_time == pytest.approx(cut.step_time, rel=1e-9)
-    for index in merged.memory.ranks:
-        peak = cut.memory.peak(index)[1]
-        assert peak * (1 - 1e-9) <= merged.memory.peak(index)[1] <= peak * 1.05
+    check_merging(made)
 
 
 @given(mixtures())

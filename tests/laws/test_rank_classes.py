@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import permutations
 from random import Random
 
@@ -15,7 +16,11 @@ from simtrain.program.placement import IN, OUT, Placement, _extents, _place_any,
 from simtrain.scenario.layout import AXES, Layout
 from tests.unit.program.clusters import cluster
 
-FAMILIES = {"tp": {"tp"}, "cp": {"cp"}, "dp": {"dp", "cp"}, "model": {"tp", "cp", "pp"}}
+FAMILIES = {"tp": {"tp"}, "cp": {"cp"}, "dp": {"near", "far", "replica", "cp"}, "model": {"tp", "cp", "pp"}}
+HYBRID = {"shard": {"near", "far", "cp"}, "secondary": {"near", "cp"}, "replica": {"replica"}}
+PARTS = ("tp", "cp", "near", "far", "replica", "pp")
+EXPERTS = {"etp": {"etp"}, "ep": {"ep"}, "edp": {"edp_shard", "edp_replica"}}
+EXPERT_SHARDS = {"edp_shard": {"edp_shard"}, "edp_replica": {"edp_replica"}}
 
 
 @st.composite
@@ -24,7 +29,13 @@ def meshes(draw: st.DrawFn) -> tuple[Layout, int]:
     degree = st.sampled_from((1, 1, 2, 3, 4, 6))
     tp, cp, dp, pp = draw(degree), draw(st.sampled_from((1, 1, 2, 3))), draw(degree), draw(st.sampled_from((1, 2, 4)))
     order = draw(st.sampled_from(list(permutations(AXES))))
-    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, order=order), draw(st.sampled_from((1, 2, 3, 4, 6, 8, 16)))
+    shard = draw(st.sampled_from([d for d in range(1, dp + 1) if dp % d == 0]))
+    near = draw(st.sampled_from([d for d in range(1, shard + 1) if shard % d == 0]))
+    within = tp * cp * shard
+    etp = draw(st.sampled_from([d for d in (1, 2, 3) if within % d == 0]))
+    ep = draw(st.sampled_from([d for d in (1, 2, 3, 4, 6) if within // etp % d == 0]))
+    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order, shard=shard, near=near)
+    return layout, draw(st.sampled_from((1, 2, 3, 4, 6, 8, 16)))
 
 
 def real_groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
@@ -32,8 +43,17 @@ def real_groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
     found: dict[str, dict[tuple[object, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank in range(layout.world):
         at = layout.coordinate(rank)
-        for axis, spanned in FAMILIES.items():
-            found[axis][tuple(at[a] for a in AXES if a not in spanned)].append(rank)
+        shard = layout.shard or layout.dp
+        near = layout.near or shard
+        at |= {"near": at["dp"] % near, "far": at["dp"] % shard // near, "replica": at["dp"] // shard}
+        hybrid = HYBRID if near < layout.dp else {}
+        for axis, spanned in {**FAMILIES, **hybrid}.items():
+            found[axis][tuple(at[a] for a in PARTS if a not in spanned)].append(rank)
+    hybrid = EXPERT_SHARDS if (layout.near or layout.shard or layout.dp) < layout.dp else {}
+    for axis, spanned in {**EXPERTS, **hybrid}.items() if layout.has_expert_groups else ():
+        for ranks in stages(layout):
+            for rank, place_of in zip(ranks, expert_places(layout), strict=True):
+                found[axis][ranks[0], *(at for part, at in place_of.items() if part not in spanned)].append(rank)
     groups = {axis: [tuple(ranks) for ranks in by_key.values()] for axis, by_key in found.items()}
     firsts = [rank for rank in range(layout.world) if layout.coordinate(rank)["pp"] == 0]
     pairs = {(a, (a + s) % layout.pp) for a in range(layout.pp) for s in (1, -1)} if layout.pp > 1 else set()
@@ -44,6 +64,23 @@ def real_groups(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
         last = (layout.pp - 1) * layout.stride("pp")
         groups["embedding"] = [(first, first + last) for first in firsts]
     return groups
+
+
+def stages(layout: Layout) -> list[list[int]]:
+    """Ranks of each pipeline stage, ascending."""
+    at = [layout.coordinate(rank)["pp"] for rank in range(layout.world)]
+    return [[rank for rank in range(layout.world) if at[rank] == stage] for stage in range(layout.pp)]
+
+
+def expert_places(layout: Layout) -> Iterator[dict[str, int]]:
+    """The place of each rank of a stage among the experts: etp innermost, then ep, shards, replicas."""
+    degrees = {"etp": layout.etp, "ep": layout.ep}
+    for index in range(layout.tp * layout.cp * layout.dp):
+        copy, place_of = index // (layout.etp * layout.ep), {}
+        for axis, degree in degrees.items():
+            index, place_of[axis] = divmod(index, degree)
+        shards = layout.tp * layout.cp * layout.shard // (layout.etp * layout.ep)
+        yield place_of | {"edp_shard": copy % shards, "edp_replica": copy // shards}
 
 
 def class_of_group(placement: Placement, axis: str, ranks: tuple[int, ...]) -> set[int]:
@@ -135,12 +172,13 @@ def test_closed_form_gives_the_classes_of_the_refinement(mesh: tuple[Layout, int
     per_machine = min(per_machine, layout.world)
     if _extents(layout, per_machine) is None:
         return
-    fast = place(layout, cluster(layout.world, per_machine))
+    mirrors = range(layout.pp)[::-1] if layout.pp % 2 == 0 else ()
+    fast = place(layout, cluster(layout.world, per_machine), mirrors=mirrors)
     ones = np.ones(layout.world)
     pairs = sorted({(src_pp, dst) for (src_pp, dst) in fast.channel_table})
     assert fast.classes is None
     classes = refine(layout, per_machine, ones)
-    assert fast == _place_any(layout, per_machine, classes, np.ones(classes.max() + 1), pairs)
+    assert fast == _place_any(layout, per_machine, classes, np.ones(classes.max() + 1), pairs, mirrors)
 
 
 @given(meshes())

@@ -12,6 +12,7 @@ from simtrain.cost.memory import resting
 from simtrain.cost.offload import host_bytes
 from simtrain.program.demand import Memory, TimeKind
 from simtrain.program.lowered import PieceKind
+from simtrain.scenario.checks import has_pairs
 from simtrain.scenario.hardware import Machine, Precision
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Training, Zero
@@ -25,17 +26,23 @@ HOST = Machine("host", "A100-SXM4-80GB", 8, "NVLink3", "InfiniBand-HDR", 8, 64, 
 CPU, NVME, DEVICE = Place.CPU, Place.NVME, Place.DEVICE
 
 
+def may_offload(made: Scenario) -> bool:
+    """Whether the optimizer may leave the device (``checks.together``)."""
+    late = made.is_hybrid and not made.parallelism.replica_sync_every_microbatch and made.microbatches > 1
+    return not late and not has_pairs(made.parallelism)
+
+
 @st.composite
 def tuned(draw: st.DrawFn) -> Scenario:
     """A dense job with any mixture of what frameworks allow together."""
     made = draw(scenarios())
     alone, zero = made.replicas == 1, made.parallelism.zero
-    optimizer = draw(st.sampled_from([DEVICE, CPU, NVME])) if alone or zero else DEVICE
+    optimizer = draw(st.sampled_from([DEVICE, CPU, NVME])) if (alone or zero) and may_offload(made) else DEVICE
     fetch = optimizer is not DEVICE and (alone or zero is Zero.PARAMETERS) and draw(st.booleans())
     offload = Offload(
         optimizer=optimizer,
         parameters=CPU if fetch else DEVICE,
-        activations=draw(st.sampled_from([DEVICE, CPU])),
+        activations=DEVICE if has_pairs(made.parallelism) else draw(st.sampled_from([DEVICE, CPU])),
         overlap=draw(st.booleans()),
         nvme_bandwidth=1e10,
     )
@@ -66,9 +73,10 @@ def tuned_mixtures(draw: st.DrawFn) -> Scenario:
     """A mixture of experts, with context parallelism or not, under any tuning that frameworks allow with it."""
     made = draw(mixtures())
     alone, zero = max(made.copies("dp"), made.copies("edp")) == 1, made.parallelism.zero
-    optimizer = draw(st.sampled_from([DEVICE, CPU])) if zero or alone else DEVICE
+    optimizer = draw(st.sampled_from([DEVICE, CPU])) if (zero or alone) and may_offload(made) else DEVICE
     fetch = optimizer is CPU and (zero is Zero.PARAMETERS or alone) and draw(st.booleans())
-    offload = Offload(optimizer, CPU if fetch else DEVICE, draw(st.sampled_from([DEVICE, CPU])), draw(st.booleans()))
+    activations = DEVICE if has_pairs(made.parallelism) else draw(st.sampled_from([DEVICE, CPU]))
+    offload = Offload(optimizer, CPU if fetch else DEVICE, activations, draw(st.booleans()))
     own = ("o", "kv_b", "gate", "up", "down")
     loras = [Lora(8, 16.0, ("q", "v", "kv_b")), Lora(4, 8.0, own, BaseFormat.NF4_DOUBLE)]
     choices = [Trainable(), *(Trainable(lora=lora) for lora in loras), Trainable(frozen=("mlp",))]

@@ -46,7 +46,7 @@ def test_top_level_is_exactly_the_agreed_one() -> None:
 def test_data_folders_hold_data_only(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     assert files
-    assert {path.suffix for path in files} <= {".yaml", ".json"}
+    assert {path.suffix for path in files} <= {".yaml", ".json", ".csv"}
 
 
 @pytest.mark.parametrize("folder", ["hardware_specs", "scenarios"])

@@ -61,7 +61,7 @@ def test_readme_names_every_room() -> None:
 def test_commands_shown_in_the_table_work(tmp_path: Path) -> None:
     """The cheap ones; ``run`` has tests of its own, and the slow test runs the first block."""
     shown = re.findall(r"^\| `(simtrain (?:hardware|schedule|export)[^`]*)` \|", README, flags=re.MULTILINE)
-    assert len(shown) == 4
+    assert len(shown) == 5
     for command in shown:
         words = [sys.executable, "-m", *shlex.split(command)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}

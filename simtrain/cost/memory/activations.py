@@ -45,7 +45,7 @@ class Sizes:
     """Rows of those matrices: a s b / tp (log-sum-exp of fused attention)."""
     ffn: float
     vocab: float
-    """Padded vocabulary / tp."""
+    """Columns of the logits that the loss works on: the padded vocabulary / tp, or all of it."""
     element: float
     """byte of an activation."""
     residual: float
@@ -112,7 +112,7 @@ def sizes(scenario: Scenario) -> Sizes:
         scores=heads * tokens * training.seq_len,
         statistics=heads * tokens,
         ffn=model.ffn_hidden / layout.tp,
-        vocab=model.padded_vocab(layout.tp) / layout.tp,
+        vocab=model.padded_vocab(layout.tp) / (layout.tp if scenario.parallelism.vocab_parallel_loss else 1),
         element=element,
         residual=FP32 if is_autocast(scenario) else element,
         dropout=model.dropout,
@@ -333,6 +333,31 @@ def mlp_transient(z: Sizes) -> float:
 def head_gradients(z: Sizes) -> float:
     """Output gradient of the vocabulary projection; in full precision and fused it takes the place of the softmax."""
     return min(z.element * z.tokens * z.vocab, logits_transient(z, backward=True))
+
+
+def attention_inputs(z: Sizes) -> float:
+    """Inputs of an attention's products: of QKV and of the output projection, 4 s b h bytes; of latent ones' second."""
+    return z.element * (z.rows * (z.hidden + z.compressed) + z.tokens * (z.value or z.query))
+
+
+def mlp_inputs(z: Sizes) -> float:
+    """Inputs of an MLP's products: of the up (and gate) and of the down projection, 10 s b h bytes."""
+    return z.element * (z.rows * z.hidden + z.tokens * z.ffn)
+
+
+def router_inputs(z: Sizes) -> float:
+    """Inputs of the products of router and shared experts."""
+    return z.element * (z.rows * z.hidden + z.tokens * z.shared_ffn)
+
+
+def expert_inputs(z: Sizes) -> float:
+    """Inputs of the experts' products: dispatched rows, and those of the down projection."""
+    return z.element * z.expert_rows * (z.hidden + z.expert_ffn)
+
+
+def head_inputs(z: Sizes) -> float:
+    """Input of the vocabulary projection; BERT's transform has one too."""
+    return (2 if z.head_transform else 1) * z.element * z.rows * z.hidden
 
 
 def gathered(z: Sizes, *, copies: int = 1) -> float:

@@ -1,9 +1,7 @@
 """Allocations and releases of each piece of a lowered list.
 
 A forward keeps what its backward needs, the backward frees it. A checkpointed block keeps its input, recomputation the
-rest. ZeRO-3: a parameter gather keeps the full unit; it is released by the unit's last backward piece, and by its last
-forward piece when parameters reshard after forward. Units are blocks, the embedding, and the head; the last two (FSDP's
-root) stay gathered from forward to backward, so they are gathered once a microbatch, as FSDP2 does.
+rest. ZeRO-3: a parameter gather keeps the full unit; the list says which piece releases how much of it.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from simtrain.cost.memory import context, inputs, states
 from simtrain.program.context import exchanges
 from simtrain.program.demand import Memory, MemoryBytes
 from simtrain.program.lowered import Piece, PieceKind
+from simtrain.program.shards import copies_axis
 from simtrain.scenario.model import BlockKind, Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
 from simtrain.scenario.tuning import Place
@@ -42,6 +41,16 @@ _GRADIENTS: dict[Part, Callable[[act.Sizes], float]] = {
     Part.HEAD: act.head_gradients,
 }
 """Output gradients: what the weight-gradient half of a backward reads."""
+_INPUTS: dict[Part, Callable[[act.Sizes], float]] = {
+    Part.EMBEDDING: lambda z: 0.0,
+    Part.ATTENTION: act.attention_inputs,
+    Part.CROSS_ATTENTION: act.attention_inputs,
+    Part.MLP: act.mlp_inputs,
+    Part.ROUTER: act.router_inputs,
+    Part.EXPERTS: act.expert_inputs,
+    Part.HEAD: act.head_inputs,
+}
+"""Inputs of linear layers: what the weight-gradient half reads beside them."""
 _TRANSIENT: dict[Part, Callable[[act.Sizes], float]] = {
     Part.EMBEDDING: lambda z: 0.0,
     Part.ATTENTION: act.attention_transient,
@@ -92,6 +101,9 @@ def _deltas(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     keeps, frees, transient = _own_deltas(scenario, z, piece)
     if exchanges(scenario, piece):
         transient = _add(transient, context.transient(scenario, piece.kind))
+    if piece.releases:
+        each = states.gathered_bytes(scenario, piece.layer, scenario.gradient_axis(piece.part))
+        frees = _add(frees, {Memory.GATHERED: piece.releases * each})
     return keeps, frees, transient
 
 
@@ -122,49 +134,56 @@ def _forward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
     if piece.part is Part.HEAD:
         keeps[Memory.LOGITS] = act.logits(z)
         transient[Memory.LOGITS] = act.logits_transient(z, backward=False)
-    frees = {}
-    last = piece.part in (Part.MLP, Part.EXPERTS)
-    reshards = scenario.parallelism.reshard_after_forward and last
-    if reshards or ((last or piece.part is Part.EMBEDDING) and not scenario.has_backward(piece.part, piece.layer)):
-        frees = {Memory.GATHERED: sum(_unit(scenario, piece, axis) for axis in ("dp", "edp"))}
-    return keeps, frees, transient
+    return keeps, {}, transient
 
 
 def _on_the_way(z: act.Sizes, piece: Piece) -> float:
     """Copies that exist while a part runs: the gathered sequence, or the rows dispatched to experts."""
-    if piece.part is Part.EXPERTS:
-        return act.dispatched(z)
-    local = piece.part is Part.ROUTER and not z.shared_ffn
+    return act.dispatched(z) if piece.part is Part.EXPERTS else _gathered(z, piece)
+
+
+def _gathered(z: act.Sizes, piece: Piece) -> float:
+    """The gathered sequence; a weight gradient of experts sends no rows, and a router alone works on its rank's."""
+    local = piece.part is Part.EXPERTS or (piece.part is Part.ROUTER and not z.shared_ffn)
     return 0.0 if local else act.gathered(z)
 
 
 def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
-    """A backward frees what its forward kept. Split, its first half frees nothing and keeps the output gradients."""
+    """A backward frees what its forward kept. Split in two, the first half keeps for the second what that reads.
+
+    That is the inputs and the output gradients of linear layers (Qi et al. 2023, table 1: 32 s b h of 34 s b h bytes).
+    """
     head = piece.part is Part.HEAD
     category = Memory.LOGITS if head else Memory.WORKSPACE
     outputs, transient = {category: _GRADIENTS[piece.part](z)}, {category: _TRANSIENT[piece.part](z)}
-    if piece.kind is K.INPUT_GRAD:
-        return outputs, {}, transient
+    split = piece.kind in (K.INPUT_GRAD, K.WEIGHT_GRAD)
+    if split and not scenario.trainable_parameters(piece.part, piece.layer):  # no second half that reads anything
+        outputs, transient = {}, _add(outputs, transient)
     frees = {
         Memory.ACTIVATIONS: _kept(scenario, z, piece),
         Memory.WORKSPACE: _recomputed(scenario, z, piece),
         Memory.LOGITS: act.logits(z) if head else 0.0,
-        Memory.GATHERED: _released(scenario, piece),
     }
     keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
+    inputs = {
+        Memory.WORKSPACE if _run(scenario, piece.layer) else Memory.ACTIVATIONS: _linear_inputs(scenario, z, piece)
+    }
+    if piece.kind is K.INPUT_GRAD:
+        return outputs, _add(frees, inputs, -1), transient
     if piece.kind is K.WEIGHT_GRAD:
-        return keeps, _add(frees, outputs), {Memory.WORKSPACE: _on_the_way(z, piece)}
+        return keeps, _add(inputs, outputs), {Memory.WORKSPACE: _gathered(z, piece)}
     if head:  # the loss's own tensors are gone before the weight gradient is allocated
         transient[category] = max(0.0, transient[category] - keeps[Memory.GRADIENTS])
     return keeps, frees, _add(outputs, transient)
 
 
-def _released(scenario: Scenario, piece: Piece) -> float:
-    """Bytes of gathered units that the backward of a part is the last to read: the first part that has one."""
-    axis = scenario.gradient_axis(piece.part)
-    parts = _unit_parts(scenario, piece, axis)
-    first = next((part for part, at in parts if scenario.has_backward(part, at)), None)
-    return _unit(scenario, piece, axis) if piece.part is first else 0.0
+def _linear_inputs(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
+    """Bytes of saved tensors that the weight-gradient half reads."""
+    if not scenario.trainable_parameters(piece.part, piece.layer):
+        return 0.0
+    found = _INPUTS[piece.part](z) + inputs.change(scenario, z, piece.part, piece.layer)
+    held = _recomputed(scenario, z, piece) if _run(scenario, piece.layer) else _kept(scenario, z, piece)
+    return min(max(0.0, found), max(0.0, held)) if found != _INPUTS[piece.part](z) else found
 
 
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:
@@ -180,22 +199,24 @@ def _update(scenario: Scenario, piece: Piece) -> _Deltas:
     zero, late = scenario.parallelism.zero, states.gradients_appear_late(scenario)
     held = piece.elements * states.sharded_gradient_bytes(scenario)
     if piece.kind is K.ALL_GATHER and piece.part is Part.PARAMETER and zero is Zero.PARAMETERS:
-        return {Memory.GATHERED: piece.elements * states.gathered_bytes(scenario, piece.layer, piece.axis)}, {}, {}
+        each = states.gathered_bytes(scenario, piece.layer, copies_axis(piece.axis))
+        return {Memory.GATHERED: piece.elements * each}, {}, {}
     if piece.kind in (K.TO_HOST, K.FROM_HOST):
         return _transfer(scenario, piece)
     if piece.kind is K.OPTIMIZER:
-        ranks = scenario.copies(scenario.gradient_axis(piece.part))
-        freed = held * (ranks if zero is Zero.OPTIMIZER else 1) if late else 0.0
+        ranks = scenario.shards(scenario.gradient_axis(piece.part)) if zero is Zero.OPTIMIZER else 1
+        freed = held * ranks if late else 0.0
         transient = {
             Memory.GRADIENTS: piece.elements * states.master_gradient_bytes(scenario),
             Memory.WORKSPACE: piece.elements * states.temporary_bytes(scenario),
         }
         return {}, {Memory.GRADIENTS: freed}, transient
+    axis = copies_axis(piece.axis)
     reduces = piece.kind is K.REDUCE_SCATTER and piece.part is Part.GRADIENT
-    if reduces and states.shards_gradients_at_once(scenario, piece.axis):
+    if reduces and states.shards_gradients_at_once(scenario, axis):
         copies = piece.elements * scenario.stack.reduce_bytes if zero is Zero.PARAMETERS else 0.0
         whole = piece.elements * states.unsharded_gradient_bytes(scenario)
-        shard = held / scenario.copies(piece.axis) if late else 0.0
+        shard = held / scenario.shards(axis) if late else 0.0
         return {Memory.GRADIENTS: shard}, {Memory.GRADIENTS: whole}, {Memory.BUFFERS: copies}
     return {}, {}, {}
 
@@ -208,13 +229,13 @@ def _transfer(scenario: Scenario, piece: Piece) -> _Deltas:
         moved = {Memory.ACTIVATIONS: count}
         return ({}, moved, {}) if piece.kind is K.TO_HOST else (moved, {}, {})
     if piece.kind is K.TO_HOST:
-        copies = scenario.copies(piece.axis) if zero is Zero.OPTIMIZER else 1
+        copies = scenario.shards(piece.axis) if zero is Zero.OPTIMIZER else 1
         held = piece.elements * copies * states.sharded_gradient_bytes(scenario)
         return {}, {Memory.GRADIENTS: held if states.gradients_appear_late(scenario) else 0.0}, {}
     fetched = piece.elements * states.gathered_bytes(scenario, piece.layer, piece.axis)
     if offload.parameters is Place.DEVICE:
         return {}, {}, {}
-    gathered = zero is Zero.PARAMETERS and scenario.copies(piece.axis) > 1
+    gathered = zero is Zero.PARAMETERS and scenario.shards(piece.axis) > 1
     return ({}, {}, {Memory.BUFFERS: fetched}) if gathered else ({Memory.GATHERED: fetched}, {}, {})
 
 
@@ -278,23 +299,6 @@ def _run(scenario: Scenario, layer: int) -> tuple[int, ...]:
         return ()
     stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
     return next((run for run in scenario.recompute_groups(stage) if layer in run), ())
-
-
-def _unit(scenario: Scenario, piece: Piece, axis: str) -> float:
-    """Bytes of the unit that a piece belongs to and that is gathered over ``axis``; 0 where nothing is gathered."""
-    gathers = scenario.parallelism.zero is Zero.PARAMETERS and scenario.copies(axis) > 1
-    if not gathers and scenario.training.offload.parameters is Place.DEVICE:
-        return 0.0
-    parts = _unit_parts(scenario, piece, axis)
-    count = sum(scenario.part_parameters(*one) + scenario.adapter_parameters(*one) for one in parts)
-    return count * states.gathered_bytes(scenario, piece.layer, axis) if parts else 0.0
-
-
-def _unit_parts(scenario: Scenario, piece: Piece, axis: str) -> list[tuple[Part, int]]:
-    parts = [piece.part]
-    if piece.layer >= 0:
-        parts = _block_parts(scenario, piece.layer)
-    return [(part, piece.layer) for part in parts if scenario.gradient_axis(part) == axis]
 
 
 def _block_parts(scenario: Scenario, layer: int) -> list[Part]:

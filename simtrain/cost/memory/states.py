@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from simtrain.cost.memory.activations import FP32, element_bytes
 from simtrain.program.demand import Memory
+from simtrain.program.shards import elements, wrap_units
 from simtrain.scenario.hardware import AcceleratorKind
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
@@ -29,22 +30,19 @@ def communicators(scenario: Scenario) -> float:
     """Bytes of the NCCL communicators of one device.
 
     One for all ranks, one for each smaller group it reduces or sends in: tensor, context (heads and ring), data,
-    pipeline, model (the norm of the gradients), embedding, experts'. They do not share buffers (NVIDIA/nccl issues
-    864 and 964). XLA has none.
+    pipeline, model (the norm of the gradients), embedding, experts', those of hybrid sharding and of DualPipe's two
+    copies. They do not share buffers (NVIDIA/nccl issues 864 and 964). XLA has none.
     """
     layout, world = scenario.parallelism.layout, scenario.cluster.devices
     if scenario.cluster.accelerator.kind is not AcceleratorKind.GPU:
         return 0.0
     context = (scenario.parallelism.head_split, scenario.parallelism.sequence_split)
     groups = [layout.tp, *context, scenario.replicas, layout.pp, 2 if scenario.has_tied_copy else 1]
+    groups += [scenario.shards(), layout.replica] if scenario.is_hybrid else []
+    groups += [layout.secondary * layout.cp, 2 if scenario.held_twice else 1]
     groups += [layout.ep, layout.expert_tensor, layout.expert_data] if layout.has_expert_groups else []
     groups += [layout.tp * layout.pp] if layout.pp > 1 and layout.tp > 1 else []
     return sum(PAIR if size == 2 else GROUP for size in [world, *(one for one in groups if one < world)] if size > 1)
-
-
-def rank_stages(scenario: Scenario, pp_rank: int) -> range:
-    """Stages of one pipeline rank: every pp-th (Narayanan 2021, section 2.2)."""
-    return range(pp_rank, scenario.stages, scenario.parallelism.layout.pp)
 
 
 def held_parameters(scenario: Scenario, pp_rank: int, axis: str = "") -> float:
@@ -61,7 +59,7 @@ def trained_parameters(scenario: Scenario, pp_rank: int, axis: str = "") -> floa
 
 
 def _parts(scenario: Scenario, pp_rank: int, axis: str = "") -> list[tuple[Part, int]]:
-    parts = (one for stage in rank_stages(scenario, pp_rank) for one in scenario.parts(stage))
+    parts = (one for stage in scenario.rank_stages(pp_rank) for one in scenario.parts(stage))
     return [one for one in parts if axis in ("", scenario.gradient_axis(one[0]))]
 
 
@@ -118,15 +116,13 @@ def gathered_bytes(scenario: Scenario, layer: int, axis: str) -> float:
     narrow = BASE_BYTES[lora.base] if lora and element < FP32 else 1.0 if fp8 and fp8.primary else element
     if layer < 0 or narrow == element:
         return element
-    parts = [part for part, at in _block(scenario, layer) if at == layer and scenario.gradient_axis(part) == axis]
-    count = sum(scenario.part_parameters(part, layer) + scenario.adapter_parameters(part, layer) for part in parts)
-    inner = sum(linear_elements(scenario, part) for part in parts)
-    return element + (narrow - element) * inner / count
-
-
-def _block(scenario: Scenario, layer: int) -> tuple[tuple[Part, int], ...]:
     stage = next(stage for stage in range(scenario.stages) if layer in scenario.stage_range(stage))
-    return scenario.parts(stage)
+    units = (
+        unit for unit in wrap_units(scenario, stage) if unit.axis == axis and layer in {at for _, at in unit.parts}
+    )
+    parts = [one for unit in units for one in unit.parts]
+    inner = sum(linear_elements(scenario, part) for part, _ in parts)
+    return element + (narrow - element) * inner / elements(scenario, parts)
 
 
 def state_bytes(scenario: Scenario, part: Part, layer: int) -> float:
@@ -182,7 +178,7 @@ def master_gradient_bytes(scenario: Scenario) -> float:
 def shards_gradients_at_once(scenario: Scenario, axis: str = "dp") -> bool:
     """Whether each backward's gradients are reduced and sharded before the next: ZeRO-2/3 without a no-sync phase."""
     every = scenario.microbatches == 1 or scenario.training.sync_every_microbatch
-    return scenario.parallelism.zero >= Zero.GRADIENTS and scenario.copies(axis) > 1 and every
+    return scenario.parallelism.zero >= Zero.GRADIENTS and scenario.shards(axis) > 1 and every
 
 
 def gradients_appear_late(scenario: Scenario) -> bool:
@@ -205,10 +201,10 @@ def gradients(scenario: Scenario, parameters: float, axis: str = "dp") -> float:
     if gradients_appear_late(scenario):
         return 0.0
     shard = parameters * (sharded_gradient_bytes(scenario) + scenario.stack.grad_copy_bytes)
-    if scenario.parallelism.zero < Zero.GRADIENTS or scenario.copies(axis) == 1:
+    if scenario.parallelism.zero < Zero.GRADIENTS or scenario.shards(axis) == 1:
         return shard
     whole = 0.0 if shards_gradients_at_once(scenario, axis) else parameters * unsharded_gradient_bytes(scenario)
-    return shard / scenario.copies(axis) + whole
+    return shard / scenario.shards(axis) + whole
 
 
 def bucket(scenario: Scenario, parameters: float) -> float:
@@ -244,7 +240,7 @@ def loading(scenario: Scenario, pp_rank: int) -> dict[Memory, float]:
     FSDP's full state dictionary unshards every parameter on every rank, beside the shards
     (``FullyShardedDataParallel.state_dict_type``): the peak of many fine-tuning jobs. Empty otherwise.
     """
-    if not scenario.stack.loads_gathered or scenario.parallelism.zero < Zero.PARAMETERS or scenario.replicas == 1:
+    if not scenario.stack.loads_gathered or scenario.parallelism.zero < Zero.PARAMETERS or scenario.shards() == 1:
         return {}
     runtime = scenario.stack.runtime_bytes + communicators(scenario)
     whole = sum(weight_bytes(scenario, *one) for one in _parts(scenario, pp_rank))
@@ -255,7 +251,7 @@ def sharded_weights(scenario: Scenario, pp_rank: int) -> float:
     """Bytes of weights that belong to one device of a pipeline rank, wherever they live."""
     shared = scenario.parallelism.zero >= Zero.PARAMETERS
     return sum(
-        weight_bytes(scenario, part, layer) / (scenario.copies(scenario.gradient_axis(part)) if shared else 1)
+        weight_bytes(scenario, part, layer) / (scenario.shards(scenario.gradient_axis(part)) if shared else 1)
         for part, layer in _parts(scenario, pp_rank)
     )
 
@@ -264,6 +260,6 @@ def sharded_states(scenario: Scenario, pp_rank: int) -> float:
     """Bytes of optimizer state, master copies included, that belong to one device, wherever they live."""
     shared = scenario.parallelism.zero >= Zero.OPTIMIZER
     return sum(
-        state_bytes(scenario, part, layer) / (scenario.copies(scenario.gradient_axis(part)) if shared else 1)
+        state_bytes(scenario, part, layer) / (scenario.shards(scenario.gradient_axis(part)) if shared else 1)
         for part, layer in _parts(scenario, pp_rank)
     )

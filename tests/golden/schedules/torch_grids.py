@@ -18,6 +18,10 @@ CASES = {
     "gpipe": ((2, 3, 1), (4, 8, 1), (4, 2, 1), (8, 32, 1)),
     "1f1b": ((2, 3, 1), (4, 4, 1), (4, 8, 1), (8, 32, 1)),
     "interleaved": ((2, 4, 2), (4, 4, 2), (4, 8, 3), (8, 32, 2), (2, 2, 4)),
+    "looped-bfs": ((2, 3, 2), (4, 8, 3), (8, 16, 2)),
+    "zb-h1": ((2, 3, 1), (4, 8, 1), (8, 32, 1), (4, 2, 1), (4, 10, 2), (4, 8, 3)),
+    "zb-v": ((2, 2, 2), (4, 8, 2), (4, 20, 2), (8, 16, 2)),
+    "dualpipe-v": ((2, 4, 2), (4, 10, 2), (3, 7, 2), (8, 20, 2)),
 }
 """Name in ``SCHEDULES`` -> (ranks, microbatches, virtual stages)."""
 
@@ -62,8 +66,15 @@ def grid(name: str, case: tuple[int, int, int]) -> list[list[str]]:
     single = {"gpipe": schedules.ScheduleGPipe, "1f1b": schedules.Schedule1F1B}
     if name in single:
         return [_executed(single[name], rank, ranks, microbatches) for rank in range(ranks)]
+    several = {
+        "interleaved": schedules.ScheduleInterleaved1F1B,
+        "looped-bfs": schedules.ScheduleLoopedBFS,
+        "zb-h1": schedules.ScheduleInterleavedZeroBubble,
+        "zb-v": schedules.ScheduleZBVZeroBubble,
+        "dualpipe-v": schedules.ScheduleDualPipeV,
+    }
     local = [_stage(chunk * ranks, ranks, ranks * virtual) for chunk in range(virtual)]
-    schedule = schedules.ScheduleInterleaved1F1B(local, microbatches, loss_fn=lambda output, target: output)
+    schedule = several[name](local, microbatches, loss_fn=lambda output, target: output)
     return [[str(action) for action in schedule.pipeline_order[rank] if action] for rank in range(ranks)]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from simtrain.cost.memory import piece_memory, resting
+from simtrain.program.actions import Action, ActionKind
 from simtrain.program.demand import Memory
+from simtrain.program.gathering import Gather, GatheredUnits, last
 from simtrain.program.lowered import Piece, PieceKind, Span
 from simtrain.program.recipe import Recipe
 from simtrain.program.shards import wrap_units
@@ -13,35 +15,43 @@ from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
 
 K = PieceKind
+A = ActionKind
 
 
 def forward_and_backward(scenario: Scenario, stage: int = 0, backward: PieceKind = K.BACKWARD) -> tuple[Piece, ...]:
     """Pieces of forward and backward of one microbatch, with ZeRO's gathers and reductions, and the step."""
     recipe = Recipe(scenario, Span(scenario.parallelism.layout.tp, 1, scenario.parallelism.layout.tp))
-    passes = [recipe.forward(stage), recipe.backward(stage, backward)]
+    passes = {A.FORWARD: recipe.forward(stage), A.BACKWARD: recipe.backward(stage, backward)}
     if backward is K.INPUT_GRAD:
-        passes.append(recipe.weight_grad(stage))
-    pieces = [piece for i, run in enumerate(passes) for piece in _with_gathers(scenario, stage, run, again=i == 1)]
+        passes = {
+            A.FORWARD: passes[A.FORWARD],
+            A.INPUT_GRAD: passes[A.BACKWARD],
+            A.WEIGHT_GRAD: recipe.weight_grad(stage),
+        }
+    actions = {kind: Action(stage, kind, 0) for kind in passes}
+    units = GatheredUnits(scenario, actions.values())
+    pieces = [p for kind, run in passes.items() for p in _with_gathers(scenario, stage, run, actions[kind], units)]
     owned = sum(scenario.part_parameters(part, layer) for part, layer in scenario.parts(stage))
     owned /= scenario.replicas if scenario.parallelism.zero else 1
     return (*pieces, Piece(K.OPTIMIZER, Part.PARAMETER, elements=owned))
 
 
-def _with_gathers(scenario: Scenario, stage: int, run: tuple[Piece, ...], *, again: bool) -> Iterator[Piece]:
+def _with_gathers(
+    scenario: Scenario, stage: int, run: tuple[Piece, ...], action: Action, units: GatheredUnits
+) -> Iterator[Piece]:
     """Gathers before the first piece of each unit, reductions behind its last backward piece."""
-    units = wrap_units(scenario, stage) if scenario.replicas > 1 else ()
-    gathered = units if scenario.parallelism.zero is Zero.PARAMETERS and run[0].kind is not K.WEIGHT_GRAD else ()
-    if again:
-        gathered = tuple(u for u in gathered if u.is_block and scenario.parallelism.reshard_after_forward)
+    wrapped = wrap_units(scenario, stage) if scenario.replicas > 1 else ()
+    needs: dict[int, Gather] = {}
+    if scenario.parallelism.zero is Zero.PARAMETERS and wrapped:
+        run, needs = units.through(wrapped, run, action)
     reducing = scenario.parallelism.zero >= Zero.GRADIENTS and run[-1].kind in (K.BACKWARD, K.WEIGHT_GRAD)
-    places = [[i for i, piece in enumerate(run) if (piece.part, piece.layer) in unit.parts] for unit in units]
+    ends = [last(run, unit) for unit in wrapped]
     for i, piece in enumerate(run):
-        for unit, at in zip(units, places, strict=True):
-            if unit in gathered and i == at[0]:
-                yield Piece(K.ALL_GATHER, Part.PARAMETER, axis="dp", elements=unit.elements)
+        if i in needs:
+            yield Piece(K.ALL_GATHER, Part.PARAMETER, axis="dp", elements=needs[i].elements)
         yield piece
-        for unit, at in zip(units, places, strict=True):
-            if reducing and i == at[-1]:
+        for unit, end in zip(wrapped, ends, strict=True):
+            if reducing and i == end:
                 yield Piece(K.REDUCE_SCATTER, Part.GRADIENT, axis="dp", elements=unit.elements)
 
 

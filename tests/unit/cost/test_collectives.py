@@ -60,6 +60,40 @@ def test_a_small_all_reduce_over_many_machines_takes_the_tree() -> None:
     assert cost.seconds == pytest.approx(2 * 6 * 4e-6, rel=1e-3)
 
 
+def test_a_tree_moves_what_its_links_carry() -> None:
+    """k machines are joined by k - 1 links a tree, up and down: 2 (k - 1) / k P through the NICs of each."""
+    few = replace(CLUSTER, nics_per_machine=2)
+    for machines, share in ((2, 1.0), (4, 1.5)):
+        cost = collective(PieceKind.ALL_REDUCE, 8e9, Span(8 * machines, machines, 8), few)
+        assert cost.seconds == pytest.approx(share * 8e9 / (2 * 10e9), rel=1e-3)
+
+
+EFA = {
+    # awsome-distributed-training, micro-benchmarks/nccl-tests/README.md, and ml-engineering, network/README.md:
+    # machine, nodes, bytes of the all-reduce, seconds
+    "p4de.24xlarge": (2, ((1048576, 309.4e-6), (67108864, 2644.6e-6), (268435456, 7201.7e-6), (2147483648, 51.406e-3))),
+    "p5en.48xlarge": (16, ((17179869184, 92.173e-3),)),
+    "p6-b200.48xlarge": (4, ((1048576, 378e-6), (16777216, 505e-6), (1073741824, 5.747e-3), (17179869184, 87.18e-3))),
+}
+
+
+@pytest.mark.parametrize("machine", EFA)
+def test_all_reduces_between_few_efa_nodes_take_what_was_measured(machine: str) -> None:
+    nodes, rows = EFA[machine]
+    tables = load_tables()
+    held = tables.machines[machine]
+    cluster = replace(
+        CLUSTER,
+        devices=8 * nodes,
+        scale_up=tables.networks.find(held.scale_up),
+        scale_out=tables.networks.find(held.network),
+        nics_per_machine=held.nics,
+    )
+    span = Span(8 * nodes, nodes, 8)
+    errors = [collective(PieceKind.ALL_REDUCE, nbytes, span, cluster).seconds / took - 1 for nbytes, took in rows]
+    assert max(map(abs, errors)) < 0.15, errors
+
+
 def test_the_switch_reduces_for_five_ranks_and_more() -> None:
     cluster = replace(CLUSTER, scale_up=replace(PLAIN, nvls_efficiency=1.0))
     assert collective(PieceKind.ALL_REDUCE, 8e9, INSIDE, cluster).seconds == pytest.approx(19e-6 + 14e9 / 100e9)
@@ -114,5 +148,4 @@ def test_the_table_of_collective_constants_is_what_the_code_uses() -> None:
     row = yamltext.read(shipped("hardware_specs/collectives.yaml")).data
     share = {key: float(row["sm_share"][key]["value"].split()[0]) / 100 for key in ("scale_up", "scale_out")}
     assert share == {"scale_up": collectives.SM_SHARE_SCALE_UP, "scale_out": collectives.SM_SHARE_SCALE_OUT}
-    assert float(row["tree"]["fraction"]["value"].split()[0]) / 100 == collectives.TREE_FRACTION
     assert int(row["nvls"]["from"]["value"].split()[0]) == collectives.NVLS_FROM

@@ -12,6 +12,7 @@ from simtrain.cost.pricing import Pricer, price, price_piece
 from simtrain.program.demand import TimeKind
 from simtrain.program.lowered import Piece, PieceKind, Span
 from simtrain.program.lowering import lower
+from simtrain.program.recipe import Recipe
 from simtrain.scenario.files import load
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Family, Part
@@ -191,3 +192,47 @@ def _timed(work: Any) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_pair_hides_the_communication_of_each_under_the_compute_of_the_other(overlap: bool) -> None:
+    """Compute adds up; a collective costs the compute beside it the compute units that it holds."""
+    held = scenario(tp=2, overlap=overlap)
+    reduce = Piece(PieceKind.ALL_REDUCE, Part.MLP, 0, axis="tp", span=Span(2, 1, 2))
+    forward, backward = (Piece(F, Part.MLP, 0), reduce), (Piece(B, Part.MLP, 1), reduce._replace(backward=True))
+    pricer = Pricer(held)
+    apart = [dict(pricer.price(pieces).split) for pieces in (forward, backward)]
+    woven = pricer.price(forward, backward)
+    split, holds = dict(woven.split), pricer.price((reduce,)).sm_share
+    assert all(one[TimeKind.TP] < two[TimeKind.COMPUTE] for one, two in (apart, apart[::-1]))
+    assert split[TimeKind.COMPUTE] == pytest.approx(sum(one[TimeKind.COMPUTE] for one in apart))
+    both = sum(one[TimeKind.TP] for one in apart)
+    assert split[TimeKind.TP] == pytest.approx(both * holds / (1 - holds) if overlap else both)
+    assert woven.duration == pytest.approx(sum(split.values()))
+    assert woven.wire_bytes == 2 * pricer.price((reduce,)).wire_bytes
+
+
+def test_of_a_pair_what_is_longer_than_the_compute_beside_it_is_exposed() -> None:
+    held = scenario(tp=2)
+    reduce = Piece(PieceKind.ALL_REDUCE, Part.MLP, 0, axis="tp", span=Span(2, 1, 2))
+    pricer = Pricer(held)
+    one = pricer.price((reduce,))
+    compute = pricer.price((Piece(B, Part.MLP, 1),)).duration
+    many = 3 + int(compute / one.duration)
+    woven = dict(pricer.price((reduce,) * many, (Piece(B, Part.MLP, 1),)).split)
+    slowed = compute * one.sm_share / (1 - one.sm_share)
+    assert woven[TimeKind.TP] == pytest.approx(many * one.duration - compute + slowed)
+
+
+def test_a_split_backward_has_no_weight_gradient_beside_its_reduction() -> None:
+    held = scenario(tp=8, overlap_tp_backward=True)
+    whole, split = (Recipe(held, INSIDE).backward(0, kind) for kind in (B, PieceKind.INPUT_GRAD))
+    exposed = [
+        sum(seconds for piece in pieces for kind, seconds in price_piece(held, piece).split if kind is TimeKind.TP)
+        for pieces in (whole, split)
+    ]
+    assert exposed[0] < exposed[1]
+    plain = scenario(tp=8)
+    assert exposed[1] == pytest.approx(
+        sum(s for piece in split for kind, s in price_piece(plain, piece).split if kind is TimeKind.TP)
+    )

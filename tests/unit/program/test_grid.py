@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from simtrain.errors import InputError
+from simtrain.errors import InputError, ProgramError
 from simtrain.program.actions import Action, ActionKind
-from simtrain.program.grid import from_csv, render, to_csv
+from simtrain.program.grid import figures, from_csv, located, render, to_csv
 from simtrain.program.schedules import build
+from simtrain.program.timing import Costs
+from simtrain.program.validation import validate
 
 
 def test_grid_of_1f1b_by_hand() -> None:
@@ -51,3 +53,22 @@ def test_a_file_without_ranks_is_refused(text: str) -> None:
 
 def test_a_program_that_cannot_run_prints_as_far_as_it_gets() -> None:
     assert render(from_csv("0F0,0B0\n1B0,1F0\n")).splitlines()[1:] == ["Rank 0  0F0", "Rank 1  ."]
+
+
+def test_a_grid_in_proportion_to_durations() -> None:
+    program = from_csv("0F0,0I0,0W0,0F1,0B1\n")
+    assert render(program, Costs(1.0, 2.0, 1.0, 3.0)).splitlines()[1] == "Rank 0  0F0 0I0 = 0W0 0F1 0B1 = ="
+    assert figures(build("zb-h1", 4, 8), Costs()) == (
+        "Step 27, of which idle 11.1%; where steps flow into one another 27, idle 11.1%.\n"
+        "Stages x microbatches in flight at most, by rank: 4 4 4 4."
+    )
+
+
+def test_pairs_read_back_and_problems_are_found_again() -> None:
+    program = build("dualpipe-v", 2, 4, 2)
+    assert from_csv(to_csv(program)) == program
+    text = "# by hand\n0F0,,0B0\n1F0\n"
+    with pytest.raises(ProgramError) as caught:
+        validate(from_csv(text), stages=2, microbatches=1)
+    problem = located(caught.value, text, "mine.csv")
+    assert str(problem) == "mine.csv:3:1: cell 1: missing: 1B0"

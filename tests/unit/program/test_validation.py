@@ -5,8 +5,8 @@ import pytest
 from simtrain.errors import InputError, ProgramError
 from simtrain.program.grid import from_csv
 from simtrain.program.schedules import SCHEDULES, build
-from simtrain.program.timing import makespan, unit_times
-from simtrain.program.validation import validate
+from simtrain.program.timing import Costs, makespan, unit_times
+from simtrain.program.validation import held_twice, validate
 
 BAD = {
     "0F0 twice": ("0F0,0F0,0B0", ">0F0< >0F0<"),
@@ -63,7 +63,7 @@ def test_numbers_that_a_schedule_cannot_run_with() -> None:
         build("1f1", 2, 2)
     with pytest.raises(InputError, match=r"one stage a rank, not 2 .*interleaved"):
         build("1f1b", 2, 2, 2)
-    with pytest.raises(InputError, match=r"microbatches \(6\) to be a multiple of the 4"):
+    with pytest.raises(InputError, match=r"rounds of pp .*: 6 is no multiple of 4"):
         build("interleaved", 4, 6, 2)
     with pytest.raises(InputError, match="at least 1"):
         build("gpipe", 4, 0)
@@ -71,3 +71,26 @@ def test_numbers_that_a_schedule_cannot_run_with() -> None:
 
 def test_table_is_keyed_by_name_and_says_where_each_comes_from() -> None:
     assert all(name == schedule.name and schedule.source for name, schedule in SCHEDULES.items())
+
+
+def test_a_model_held_twice_is_valid_if_two_ranks_share_all_their_stages() -> None:
+    program = build("dualpipe", 4, 8)
+    assert held_twice(program)
+    validate(program, stages=4, microbatches=8)
+    assert not held_twice(build("zb-v", 4, 8, 2))
+    elsewhere = from_csv("0F0,1F0,1B0,0B0,0F1,0B1\n1F1,1B1\n")
+    with pytest.raises(ProgramError, match="stage 1 on rank 0 and on rank 1"):
+        validate(elsewhere, stages=2, microbatches=2)
+
+
+def test_a_deadlock_in_a_pair_names_both_inputs() -> None:
+    program = from_csv("(0F0;0B1)OVERLAP_F_B,0F1,0B0\n1F0,1F1,1B0,1B1\n")
+    with pytest.raises(ProgramError, match="rank 0: 0B1 before 0F1") as caught:
+        validate(program, stages=2, microbatches=2)
+    assert caught.value.places == ((0, 0),)
+
+
+def test_a_pair_takes_the_sum_unless_told_otherwise() -> None:
+    pair = from_csv("(0F3;0B2)OVERLAP_F_B")[0][0]
+    assert Costs(1.0, 2.0, 3.0, 5.0).step(pair) == 6.0
+    assert Costs(1.0, 2.0, 3.0, 5.0, pair=4.0).step(pair) == 4.0

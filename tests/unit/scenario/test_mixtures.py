@@ -49,6 +49,18 @@ def test_imbalance_and_capacity(tmp_path: Path) -> None:
     [
         (["parallelism.ep=3"], "parallelism.ep: 3 ranks cannot share 8 experts evenly; choose from 1, 2, 4, 8"),
         (
+            ["stack=torchtitan-2024", "parallelism.shard_size=2"],
+            "parallelism.shard_size: ep 8 x etp 1 do not divide tp 2 x cp 1 x shard_size 2: each shard group",
+        ),
+        (
+            ["stack=deepspeed-zero3-2021", "parallelism.zero=3"],
+            "parallelism.zero: deepspeed-zero3-2021 has no ZeRO-3 with expert parallelism",
+        ),
+        (
+            ["parallelism.zero=3", "parallelism.ep=2", "parallelism.reshard_after_forward=2"],
+            "parallelism.reshard_after_forward: no partial copy of spread experts stays after a forward",
+        ),
+        (
             ["model.experts=64", "parallelism.ep=32"],
             "parallelism.ep: ep 32 x etp 1 = 32 cannot divide tp 2 x cp 1 x dp 8 = 16, the ranks of a stage;"
             " with this etp choose ep from 1, 2, 4, 8, 16",
