@@ -64,17 +64,20 @@ def resolve(
     """
     _check(spec, layout, zero, problems)
     shard = fill(spec.shard_size, KEY + "shard_size", layout.dp)
+    hybrid = shard < layout.dp and layout.dp % shard == 0
     flat = layout.pp == 1
+    if zero < 3:
+        return Sharding(replace(layout, shard=shard if hybrid else 0), _fields(spec, layout, hybrid, stack, fill))
     after = fill(spec.reshard_after_forward, KEY + "reshard_after_forward", flat and not split_by)
     reshards = after is not False and (isinstance(after, bool) or after > 1)
-    if zero == 3 and reshards and split_by:
+    if reshards and split_by:
         problems.add(
             KEY + "reshard_after_forward",
             f"{split_by} splits the backward, and FSDP2 then computes wrong updates with resharding (torch 2.13,"
             " silently); set it to false",
         )
     shards = shard * layout.cp
-    near = 0 if zero < 3 or isinstance(after, bool) or after in (1, shards) else after // layout.cp
+    near = 0 if isinstance(after, bool) or after in (1, shards) else after // layout.cp
     if not isinstance(after, bool) and after > 1 and (shards % after or after % layout.cp):
         what = f"{shard} x cp {layout.cp} = {shards}" if layout.cp > 1 else str(shards)
         problems.add(
@@ -82,26 +85,33 @@ def resolve(
             f"{after} ranks cannot hold a copy of what {what} share; choose from {_choices(shards, layout.cp)}",
         )
         near = 0
-    sequence = layout.tp > 1 and spec.sequence_parallel is not False
-    ahead = fill(spec.prefetch, KEY + "prefetch", 1)
-    fields = {
+    fields = _fields(spec, layout, hybrid, stack, fill) | {
         "reshard_after_forward": reshards,
         "reshard_after_backward": fill(spec.reshard_after_backward, KEY + "reshard_after_backward", flat),
         "reshard_root": fill(spec.reshard_root, KEY + "reshard_root", False),
-        "prefetch": ahead,
-        "backward_prefetch": fill(spec.backward_prefetch, KEY + "backward_prefetch", ahead),
         "wrap_blocks": fill(spec.wrap_blocks, KEY + "wrap_blocks", 1),
         "wrap_ends": fill(spec.wrap_ends, KEY + "wrap_ends", True),
-        "replica_sync_every_microbatch": fill(
-            spec.replica_sync_every_microbatch, KEY + "replica_sync_every_microbatch", True
-        ),
+    }
+    return Sharding(replace(layout, shard=shard if hybrid else 0, near=near), fields)
+
+
+def _fields(spec: ParallelismSpec, layout: Layout, hybrid: bool, stack: Stack | None, fill: Default) -> dict[str, Any]:
+    """Fields that mean something below ZeRO-3 too; those of hybrid sharding and tensor parallelism where it is."""
+    ahead = fill(spec.prefetch, KEY + "prefetch", 1)
+    found: dict[str, Any] = {
+        "prefetch": ahead,
+        "backward_prefetch": fill(spec.backward_prefetch, KEY + "backward_prefetch", ahead),
         "gather_dtype": WireType(spec.gather_dtype) if spec.gather_dtype else None,
         "reduce_dtype": WireType(spec.reduce_dtype) if spec.reduce_dtype else None,
-        "tp_overlap": fill(spec.tp_overlap, KEY + "tp_overlap", bool(stack and stack.tp_overlap)) and sequence,
-        "vocab_parallel_loss": fill(spec.vocab_parallel_loss, KEY + "vocab_parallel_loss", True),
     }
-    hybrid = shard < layout.dp and layout.dp % shard == 0
-    return Sharding(replace(layout, shard=shard if hybrid else 0, near=near), fields)
+    if hybrid:
+        key = "replica_sync_every_microbatch"
+        found[key] = fill(spec.replica_sync_every_microbatch, KEY + key, True)
+    if layout.tp > 1:
+        found["vocab_parallel_loss"] = fill(spec.vocab_parallel_loss, KEY + "vocab_parallel_loss", True)
+        if spec.sequence_parallel is not False:
+            found["tp_overlap"] = fill(spec.tp_overlap, KEY + "tp_overlap", bool(stack and stack.tp_overlap))
+    return found
 
 
 def _check(spec: ParallelismSpec, layout: Layout, zero: int, problems: Problems) -> None:
