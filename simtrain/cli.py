@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from simtrain.program.actions import Program
     from simtrain.program.timing import Costs
     from simtrain.scenario.scenario import Scenario
+    from simtrain.scenario.tables import Tables
 
 app = typer.Typer(
     name="simtrain",
@@ -250,6 +251,7 @@ def hardware(
         wanted = {kind: [row] for kind in kinds if (row := getattr(tables, kind).resolve(full))}
         if not wanted:
             raise InputError(f"unknown hardware {name!r}{did_you_mean(name, known)}; see: simtrain hardware")
+    _check_rows(tables, wanted, tuple(specs or ()))
     rows = {kind: {row: tables.raw(kind, row) for row in names} for kind, names in wanted.items()}
     if form in (Format.JSON, Format.YAML):
         _data(rows, form)
@@ -259,6 +261,21 @@ def hardware(
         _overview(rows)
     else:
         _details(rows)
+
+
+def _check_rows(tables: Tables, wanted: Mapping[str, list[str]], folders: tuple[Path, ...]) -> None:
+    """Raise everything that is wrong with the rows that a user wrote."""
+    problems: list[Problem] = []
+    for kind, names in wanted.items():
+        table = getattr(tables, kind)
+        for name in names:
+            file = Path(table.rows[name].document.file)
+            try:
+                _ = table[name] if any(file.is_relative_to(folder) for folder in folders) else None
+            except InputError as error:
+                problems += error.problems
+    if problems:
+        raise InputError(set(problems))
 
 
 @app.command(epilog="Example: simtrain schedule interleaved --stages 4 --microbatches 8 --virtual 2 -f csv")

@@ -5,7 +5,6 @@ Decimal and binary prefixes are told apart (GB, GiB), bytes and bits too (B, b).
 
 from __future__ import annotations
 
-import math
 import re
 from enum import Enum
 
@@ -21,32 +20,36 @@ def _rate(units: dict[str, float]) -> dict[str, float]:
 
 
 class Dimension(Enum):
-    """Physical dimension: (name for messages, an example, unit -> SI factor)."""
+    """Physical dimension: (name for messages, an example, unit -> SI factor, least and most that can be meant, SI)."""
 
     TIME = (
         "time",
         "2 us",
         {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
+        (1e-12, 1e10),
     )
-    DATA = ("amount of data", "80 GiB", _BYTE | _BIT)
+    DATA = ("amount of data", "80 GiB", _BYTE | _BIT, (1e-3, 1e21))
     BANDWIDTH = (
         "bandwidth",
         "900 GB/s",
         _rate(_BYTE | _BIT) | {f"{p}bps": f / 8 for p, f in _DECIMAL.items()},
+        (1.0, 1e18),
     )
     COMPUTE = (
         "compute rate",
         "312 TFLOP/s",
         _rate(_FLOP) | {f"{p}FLOPS": v for p, v in _DECIMAL.items()},
+        (1.0, 1e21),
     )
-    POWER = ("power", "700 W", {"W": 1.0, "kW": 1e3, "MW": 1e6})
-    FREQUENCY = ("frequency", "1410 MHz", {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9})
-    PRICE = ("price", "32.77 USD/h", {"USD/h": 1.0})
+    POWER = ("power", "700 W", {"W": 1.0, "kW": 1e3, "MW": 1e6}, (1e-3, 1e12))
+    FREQUENCY = ("frequency", "1410 MHz", {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}, (1.0, 1e12))
+    PRICE = ("price", "32.77 USD/h", {"USD/h": 1.0}, (1e-6, 1e9))
 
-    def __init__(self, label: str, example: str, units: dict[str, float]) -> None:
+    def __init__(self, label: str, example: str, units: dict[str, float], plausible: tuple[float, float]) -> None:
         self.label = label
         self.example = example
         self.units = units
+        self.plausible = plausible
 
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)?\s*")
@@ -89,8 +92,10 @@ def parse(text: object, dimension: Dimension) -> float:
         why = f"{unit!r} measures {other}" if other else f"unknown unit {unit!r}"
         raise ValueError(f"not a {dimension.label}: {why} (expected {example})")
     value = number * dimension.units[unit]
-    if not math.isfinite(value):
-        raise ValueError(f"{dimension.label} out of range: {text!r}")
+    least, most = dimension.plausible
+    if value and not least <= abs(value) <= most:
+        base = next(iter(dimension.units))
+        raise ValueError(f"{dimension.label} out of range: {text!r} (from {least:g} to {most:g} {base})")
     return value
 
 

@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def plain(text: str) -> str:
+    """Text that matplotlib shows as it is: a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
+
+
 def png(figure: Figure, dpi: float = 150) -> bytes:
     """The figure as PNG, without date or version in it."""
     buffer = io.BytesIO()

@@ -8,11 +8,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from simtrain.errors import InputError, Problem
-from simtrain.report.figures import png, svg
+from simtrain.report.figures import plain, png, svg
 from simtrain.report.memory_curve import memory_curve
 from simtrain.report.page import page
 from simtrain.report.perfetto import perfetto
@@ -73,7 +74,7 @@ def write(
 
 def _pictures(summary: Mapping[str, Any], trace: Trace, memory: MemoryProfile, scenario_text: str) -> dict[str, bytes]:
     name = str(summary["scenario"])
-    rows = timeline(trace, title=name, subtitle=headline(summary))
+    rows = timeline(trace, title=name, subtitle=plain(headline(summary)))
     needed = [row["peak_bytes"] for row in summary["memory"]["by_stage"]]
     curve = memory_curve(memory, trace, title=name, needed=needed)
     pictures = png(rows), png(curve)
@@ -107,7 +108,7 @@ def parquet(trace: Trace) -> bytes:
 
 def place(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Write files by name into a temporary folder inside ``directory``, then move them into place."""
-    made = next((parent for parent in (directory, *directory.parents)[::-1] if not os.path.lexists(parent)), None)
+    made = [parent for parent in (directory, *directory.parents) if not os.path.lexists(parent)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         hidden = Path(tempfile.mkdtemp(prefix=".simtrain-", dir=directory))
@@ -121,7 +122,8 @@ def place(directory: Path, contents: Mapping[str, bytes]) -> list[Path]:
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        with suppress(OSError):  # others may have put something there meanwhile
+            for folder in made:
+                folder.rmdir()
         why = error.strerror or str(error)
         raise InputError([Problem(file=str(directory), message=f"cannot write the report here: {why}")]) from error

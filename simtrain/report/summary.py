@@ -65,7 +65,7 @@ def summarise(scenario: Scenario, trace: Trace, profile: MemoryProfile) -> dict[
         "stages": scenario.stages,
         "simulated_ranks": len(trace.lowered.ranks),
         "tasks": len(trace.end),
-        "warnings": _warnings(scenario, memory, host),
+        "warnings": _warnings(scenario, memory, host, executed / budget),
     }
 
 
@@ -139,7 +139,7 @@ def _measured(scenario: Scenario, step: float) -> dict[str, Any] | None:
     }
 
 
-def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, Any] | None) -> list[str]:
+def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, Any] | None, hfu: float) -> list[str]:
     found = []
     if not memory["fits"]:
         found.append(f"does not fit: {-memory['margin_bytes'] / 2**30:.1f} GiB over on rank {memory['peak_rank']}")
@@ -153,4 +153,6 @@ def _warnings(scenario: Scenario, memory: Mapping[str, Any], host: Mapping[str, 
             "optimizer post-validation: no rank waits for the others at the end of a step, and the step time is that"
             " from one step to the next"
         )
+    if hfu > 1.0:
+        found.append("HFU above 1: the convention counts causal attention in full, a fused kernel computes half of it")
     return found

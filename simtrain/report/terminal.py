@@ -35,7 +35,7 @@ def render(summary: Summary, console: Console, files: Sequence[Path] = ()) -> No
 
 
 def _screen(summary: Summary, console: Console, files: Sequence[Path]) -> Iterable[RenderableType]:
-    bars = console.is_terminal and console.color_system is not None
+    bars = console.is_terminal and console.color_system is not None and not console.no_color
     yield (
         Rule(Text(summary["scenario"], style="bold"), style="dim", align="left") if bars else Text(summary["scenario"])
     )
@@ -88,7 +88,7 @@ def _headline(summary: Summary) -> RenderableType:
 def _time(summary: Summary, width: int, bars: bool) -> Iterable[RenderableType]:
     rows = text.time_rows(summary)
     if bars:
-        yield _line("time", _bar([(TIME_COLOUR[kind], share) for kind, _, _, share in rows]))
+        yield _line("time", _bar([(TIME_COLOUR[kind], share) for kind, _, _, share in rows], width))
     keys = [(TIME_COLOUR[kind], f"{name} {share:.1%}") for kind, name, _, share in rows if share >= 5e-4]
     yield _line("" if bars else "time", _keys(keys, width, bars))
 
@@ -99,7 +99,7 @@ def _memory(summary: Summary, width: int, bars: bool) -> Iterable[RenderableType
     peak, capacity = memory["peak_bytes"], memory["capacity_bytes"]
     if bars:
         whole = max(peak, capacity)
-        yield _line("memory", _bar([(MEMORY_COLOUR[kind], size / whole) for kind, _, size in rows]))
+        yield _line("memory", _bar([(MEMORY_COLOUR[kind], size / whole) for kind, _, size in rows], width))
     amount = f"{format_bytes(peak)} of {format_bytes(capacity)}"
     style = "green" if summary["fits"] else "bold red"
     said = Text.assemble((amount, "bold"), "  ", (text.verdict(summary), style), f"  ({text.fullest(summary)})")
@@ -108,15 +108,16 @@ def _memory(summary: Summary, width: int, bars: bool) -> Iterable[RenderableType
     yield _line("", Text.assemble(_keys(keys, width - 4, bars), (" GiB", "dim")))
 
 
-def _bar(parts: Sequence[tuple[str, float]]) -> Text:
-    """Blocks in proportion; boundaries are rounded, not lengths, so that errors do not add up."""
+def _bar(parts: Sequence[tuple[str, float]], width: int) -> Text:
+    """Blocks in proportion, on one line; boundaries are rounded, not lengths, so that errors do not add up."""
     bar, total, drawn = Text(), 0.0, 0
+    long = max(1, min(_BAR, width - _LABEL - 2))
     for colour, share in parts:
         total += share
-        reach = min(_BAR, round(total * _BAR))
+        reach = min(long, round(total * long))
         bar.append("█" * (reach - drawn), style=colour)
         drawn = reach
-    return bar.append("░" * (_BAR - drawn), style="bright_black")
+    return bar.append("░" * (long - drawn), style="bright_black")
 
 
 def _keys(parts: Sequence[tuple[str, str]], width: int, bars: bool) -> Text:

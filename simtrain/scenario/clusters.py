@@ -56,12 +56,20 @@ def find(spec: ClusterSpec, tables: Tables, problems: Problems) -> Hardware:
     usual = machine or _usual(accelerator, tables)
     per_machine = _per_machine(spec, machine, usual, accelerator, problems, defaults)
     devices = _devices(spec, per_machine, sliced, problems)
-    name, scale_out = _scale_out(spec.network, accelerator, usual, tables, problems)
+    inside = (machine.scale_up if machine else "") or (accelerator.scale_up if accelerator else "")
+    scale_up = _link(spec.scale_up, inside, "cluster.scale_up", tables, problems)
+    together = min(per_machine, devices or per_machine)
+    if scale_up and scale_up.domain and together > scale_up.domain:
+        problems.add(
+            "cluster.devices_per_machine",
+            f"{scale_up.name} joins at most {scale_up.domain} devices, not {together}; between machines runs"
+            " cluster.network",
+        )
+    alone = scale_up if devices and devices <= per_machine else None
+    name, scale_out = _scale_out(spec.network, accelerator, usual, tables, problems, alone=alone)
     default_network = spec.network is None or spec.network.row is None
     if default_network:
         defaults.append("cluster.network")
-    inside = (machine.scale_up if machine else "") or (accelerator.scale_up if accelerator else "")
-    scale_up = _link(spec.scale_up, inside, "cluster.scale_up", tables, problems)
     nics = spec.nics_per_machine or _nics(accelerator, usual, per_machine, scale_out)
     if spec.nics_per_machine is None and machine is None:
         defaults.append("cluster.nics_per_machine")
@@ -115,6 +123,12 @@ def _accelerator(
         problems.add("cluster.machine", f"a {machine.name} has {machine.accelerator}, not {found.name}")
     elif sliced and sliced[0] != found.name:
         problems.add("cluster.slice", f"{spec.slice} is made of {sliced[0]}, not {found.name}")
+    elif not found.efficiency.constants:
+        problems.add(
+            "cluster.accelerator",
+            f"nothing is measured of {found.name}: its row needs a file efficiencies/{found.name}.yaml beside it,"
+            " with constants, or with same_as and the name of an accelerator that has them",
+        )
     return found
 
 
@@ -158,12 +172,23 @@ def _devices(spec: ClusterSpec, per_machine: int, sliced: tuple[str, int] | None
 
 
 def _scale_out(
-    spec: NetworkSpec | None, accelerator: Accelerator | None, usual: Machine | None, tables: Tables, problems: Problems
+    spec: NetworkSpec | None,
+    accelerator: Accelerator | None,
+    usual: Machine | None,
+    tables: Tables,
+    problems: Problems,
+    *,
+    alone: Link | None,
 ) -> tuple[str, Link | None]:
-    """Name and link between machines. The chips of a TPU slice reach each other over ICI across hosts as inside one."""
+    """Name and link between machines. The chips of a TPU slice reach each other over ICI across hosts as inside one.
+
+    ``alone``: the link inside the only machine, which needs none to others.
+    """
     tpu = accelerator is not None and accelerator.kind is AcceleratorKind.TPU
     default = accelerator.scale_up if tpu and accelerator else usual.network if usual else ""
     name = spec.row if spec and spec.row else default
+    if not name and alone:
+        return "none", alone
     if not name and accelerator and problems.sound("cluster.network"):
         problems.add(
             "cluster.network",

@@ -12,6 +12,8 @@ from simtrain.scenario.schema import ParallelismSpec
 
 ALIASES = {"ring": "p2p", "allgather": "all_gather", "ulysses": "a2a"}
 """Other names of the kinds: of the papers, and of torch's ``context_parallel`` (``set_rotate_method``)."""
+MAX_DOCUMENTS = 10_000
+"""Of a sequence."""
 KIND, INNER, PACKED = "parallelism.cp_kind", "parallelism.cp_inner", "training.packed_length"
 
 
@@ -54,8 +56,8 @@ def documents(said: int | list[int] | None, seq_len: int, problems: Problems) ->
     if said is None:
         return ()
     if isinstance(said, int):
-        if said < 1:
-            problems.add(PACKED, f"{said}: a document has at least one token")
+        if seq_len > MAX_DOCUMENTS * said:
+            problems.add(PACKED, f"more than {MAX_DOCUMENTS:,} documents of {said} tokens in a sequence of {seq_len}")
             return ()
         whole, rest = divmod(seq_len, said)
         lengths = (said,) * whole + ((rest,) if rest else ())

@@ -61,6 +61,8 @@ def _section(key: str, spec: type[BaseModel]) -> BeforeValidator:
 
 
 MAX_DEVICES = 2_000_000
+MAX_TOKENS = 16_777_216
+"""Of a sequence."""
 Degree = Annotated[int | None, Count(1_000_000)]
 Layers = Annotated[int | None, Count(2_500)]
 Width = Annotated[int | None, Count(10_000_000)]
@@ -189,9 +191,20 @@ RecomputeForm = Annotated[
 ]
 
 
+def _packed(value: object) -> object:
+    if value is None or value == "auto":
+        return None
+    lengths = value if isinstance(value, list) and value else [value]
+    if all(type(length) is int and 1 <= length <= MAX_TOKENS for length in lengths):
+        return value
+    got = describe(next(length for length in lengths if not (type(length) is int and 1 <= length <= MAX_TOKENS)))
+    why = f"must be a mean length or a list of lengths, in tokens from 1 to {MAX_TOKENS}, not {got}"
+    raise PydanticCustomError("choice", "{why}", {"why": why})
+
+
 PackedLength = Annotated[
-    int | list[Annotated[int, Field(ge=1, le=16_777_216)]] | None,
-    BeforeValidator(_auto, json_schema_input_type=int | list[int] | Literal["auto"] | None),
+    int | list[int] | None,
+    BeforeValidator(_packed, json_schema_input_type=int | list[int] | Literal["auto"] | None),
 ]
 """Mean length of the documents packed into a sequence, or their lengths (``auto`` = one document)."""
 
@@ -280,7 +293,7 @@ class TrainingSpec(Section):
     global_batch: Batch = None
     micro_batch: Batch = None
     accumulation: Batch = None
-    seq_len: Annotated[int | None, Count(16_777_216)] = None
+    seq_len: Annotated[int | None, Count(MAX_TOKENS)] = None
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] | None = None
     optimizer: Annotated[OptimizerSpec | None, BeforeValidator(_auto), _section("name", OptimizerSpec)] = None
     fp8: Annotated[Fp8Spec | None, BeforeValidator(_auto), _section("recipe", Fp8Spec)] = None

@@ -350,6 +350,19 @@ def test_hardware_listing_reads_back(
     assert found == {"312 TFLOP/s"}
 
 
+def test_hardware_checks_the_rows_of_a_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "networks.yaml"
+    path.write_text("mine: {source: me, bandwidth: -1 GB/s, efficiency: 90 %, latency: 1 us}\nyours: {source: me}\n")
+    assert call(monkeypatch, "hardware", "--specs", tmp_path) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{path}:1:20: mine.bandwidth: must be above zero")
+    assert len(lines) == 4
+    assert call(monkeypatch, "hardware", "mine", "--specs", tmp_path) == 2
+    assert call(monkeypatch, "hardware", "T4", "--specs", tmp_path) == 0
+
+
 def test_unknown_hardware_gets_a_suggestion(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

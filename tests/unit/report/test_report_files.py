@@ -52,6 +52,14 @@ def test_same_run_same_bytes(folder, tmp_path):
         assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
+def test_names_are_no_formulas_and_no_markup(tmp_path):
+    """What a user called an accelerator or cites as a source goes into pictures and pages as it is."""
+    odd = r"X$\frac{1$<script>alert(1)</script>"
+    changed = {**SUMMARY, "accelerator": odd, "warnings": [odd], "model": odd}
+    report(tmp_path, summary=changed)
+    assert "<script>alert" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_without_figures(tmp_path):
     assert [path.name for path in report(tmp_path, figures=False)] == NAMES[3:]
 
@@ -223,3 +231,14 @@ def test_other_files_stay_and_old_ones_are_replaced(tmp_path):
     (tmp_path / "a").write_text("old")
     place(tmp_path, {"a": b"new"})
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"mine": "keep", "a": "new"}
+
+
+def test_a_failure_leaves_alone_what_others_wrote_meanwhile(tmp_path, monkeypatch):
+    def full(self, data):
+        (tmp_path / "new" / "other").mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        place(tmp_path / "new" / "mine", {"a": b"1"})
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]

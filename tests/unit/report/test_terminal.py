@@ -52,6 +52,19 @@ def test_terminal_has_bars_of_80_cells():
     assert [length for length in bars if length] == [80, 80]
 
 
+@pytest.mark.parametrize("width", [20, 40, 60, 200])
+def test_bars_take_one_line_of_any_terminal(width):
+    lines = screen(SUMMARY, terminal=True, width=width)
+    bars = [sum(line.count(cell) for cell in "█░") for line in lines]
+    assert [length for length in bars if length] == [min(80, width - 15)] * 2
+
+
+def test_no_bars_without_colours(monkeypatch):
+    """A bar of one colour says nothing (https://no-color.org)."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not set("".join(screen(SUMMARY, terminal=True))) & set("█░■")
+
+
 def test_shares_add_up_to_the_bar():
     (line,) = [line for line in screen(SUMMARY, terminal=True) if line.count("█") > 70]
     assert "░" not in line

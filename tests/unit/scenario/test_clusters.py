@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from simtrain.errors import InputError
 from simtrain.scenario import files, slices
 from simtrain.scenario.hardware import Cluster
+from simtrain.scenario.paths import data_dir
 from simtrain.scenario.tables import load_tables
 
 
@@ -34,6 +36,36 @@ def test_without_a_machine_the_first_row_of_the_accelerator_gives_the_network() 
 def test_half_a_machine_has_half_of_its_nics_and_can_say_otherwise() -> None:
     assert cluster(accelerator="H100-SXM5-80GB", devices=8, devices_per_machine=4).nics_per_machine == 4
     assert cluster(accelerator="H100-SXM5-80GB", devices=8, nics_per_machine=2).nics_per_machine == 2
+
+
+def test_one_machine_needs_no_network_to_others() -> None:
+    """No machine row has an RTX-3090, so that no usual network is known."""
+    alone = cluster(accelerator="RTX-3090", devices=8)
+    assert (alone.machines, alone.network_name, alone.scale_out) == (1, "none", alone.scale_up)
+    with pytest.raises(InputError, match=r"cluster\.network: missing: no usual network of RTX-3090 is known"):
+        cluster(accelerator="RTX-3090", devices=9)
+
+
+def test_nvlink_joins_no_more_devices_than_it_can() -> None:
+    said = r"cluster\.devices_per_machine: nvswitch_gen3 joins at most 8 devices, not 64"
+    with pytest.raises(InputError, match=said):
+        cluster(accelerator="H100-SXM5-80GB", devices=64, devices_per_machine=64)
+    assert cluster(accelerator="H100-SXM5-80GB", devices=8, devices_per_machine=64).devices == 8
+
+
+def test_a_row_of_which_nothing_is_measured(tmp_path: Path) -> None:
+    row = (data_dir("hardware_specs") / "accelerators.yaml").read_text(encoding="utf-8")
+    t4 = row[row.index("\nT4:") :].split("\n\n")[0].replace("T4:", "mine:")
+    sources = row[row.index("sources:") :].split("\n\n")[0]
+    (tmp_path / "accelerators.yaml").write_text(f"{sources}\n{t4.lstrip()}\n", encoding="utf-8")
+    text = {"cluster": {"accelerator": "mine", "devices": 1}, "model": "bert-base", "training": {"micro_batch": 1}}
+    with pytest.raises(
+        InputError, match=r"cluster\.accelerator: nothing is measured of mine: .*efficiencies/mine\.yaml"
+    ):
+        files.from_mapping(text, specs=(tmp_path,))
+    (tmp_path / "efficiencies").mkdir()
+    (tmp_path / "efficiencies" / "mine.yaml").write_text("same_as: T4\n")
+    assert files.from_mapping(text, specs=(tmp_path,)).cluster.accelerator.name == "mine"
 
 
 def test_a_named_network_is_no_default() -> None:

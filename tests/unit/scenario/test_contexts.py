@@ -103,7 +103,13 @@ def test_documents(tmp_path: Path) -> None:
             " pad to 1008",
         ),
         (["training.packed_length=[8192]"], "training.packed_length: adds up to 8192 tokens, but seq_len is 16384"),
-        (["training.packed_length=0"], "training.packed_length: 0: a document has at least one token"),
+        (["training.packed_length=0"], "training.packed_length: must be a mean length or a list of lengths, in tokens"),
+        (["training.packed_length=[8192, 1.5]"], "training.packed_length: must be a mean length or a list of lengths"),
+        (["training.packed_length=true"], "in tokens from 1 to 16777216, not the truth value true"),
+        (
+            ["training.packed_length=1"],
+            "training.packed_length: more than 10,000 documents of 1 tokens in a sequence of 16384",
+        ),
         (["parallelism.cp_inner=2"], "parallelism.cp_inner: cp_inner belongs to cp_kind a2a+p2p, not to p2p"),
         (
             ["parallelism.cp_kind=a2a+p2p", "parallelism.cp_inner=3"],

@@ -127,7 +127,7 @@ BROKEN_TABLES = {
     "a constant that is none": ("constants: 3\n", "efficiencies/T4.yaml", "constants: must be a mapping"),
     "no number": ("source: s\nconstants: {sustained: .nan}\n", "efficiencies/T4.yaml", "sustained: must be a number"),
     "no length": (
-        "attention: [{kernel: k, pass: forward, causal: true, head_dim: 64, unit: FLOP/s, src: a, points: {x: 1}}]\n",
+        "attention: [{kernel: k, pass: forward, causal: true, head_dim: 64, unit: TFLOP/s, src: a, points: {x: 1}}]\n",
         "efficiencies/T4.yaml",
         "'x' is no sequence length",
     ),
