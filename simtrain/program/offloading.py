@@ -85,6 +85,37 @@ class HostTraffic:
         return self.out.emit(self.out.line(stream, (piece,), f"{kind.value} {unit.name}"), deps=deps)
 
 
+class Moves:
+    """Where in the pieces of an action activations leave the device or return to it."""
+
+    def __init__(self, host: HostTraffic, action: Action, pieces: tuple[Piece, ...], before: tuple[int, ...]) -> None:
+        self._host, self._action, self._before = host, action, before
+        self._forward = action.kind is ActionKind.FORWARD
+        places = {run: [i for i, piece in enumerate(pieces) if piece.layer in run] for run in host.runs(action)}
+        self.starts = {places[run][0]: run for run in places}
+        self.stops = {places[run][-1]: run for run in places}
+        self._ends: list[int] = []
+
+    def before(self, at: int) -> tuple[int, ...]:
+        """What the piece at ``at`` waits for: in forward room for one more block, in backward its activations."""
+        if at not in self.starts:
+            return ()
+        if self._forward:
+            return self._host.room()
+        ahead = self._host.ahead
+        bound = tuple(self._ends[-1 - ahead :][:1]) if len(self._ends) > ahead else self._before
+        return (self._host.restore(self._action, self.starts[at], bound),)
+
+    def behind(self, last: int, end: int) -> None:
+        """Once the piece at ``last`` has run, as task ``end``."""
+        if last not in self.stops:
+            return
+        if self._forward:
+            self._host.save(self._action, self.stops[last], end)
+        else:
+            self._ends.append(end)
+
+
 def saved_runs(scenario: Scenario, stage: int) -> tuple[Run, ...]:
     """Runs of blocks of a stage whose activations leave: all but the model's last one, which would return at once."""
     if scenario.training.offload.activations is Place.DEVICE:

@@ -17,8 +17,8 @@ from simtrain.program.emitter import Emitter, Line, Slot
 from simtrain.program.gathering import GRADIENT_ACTIONS, Gather, GatheredUnits, first, last, last_backwards, touches
 from simtrain.program.homes import Homes, is_forward
 from simtrain.program.lowered import ALONE, Piece, PieceKind, Span, Stream, TaskList, Work
-from simtrain.program.offloading import HostTraffic
-from simtrain.program.recipe import Recipe
+from simtrain.program.offloading import HostTraffic, Moves
+from simtrain.program.recipe import Passes, Recipe
 from simtrain.program.shards import Unit, buckets, by_axis, elements, split, wrap_units
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, Zero
@@ -63,7 +63,7 @@ class RankList:
         self.joint = around.joint
         self.merge = merge
         expert, expert_tensor = (self.spans.get(axis, ALONE) for axis in ("ep", "etp"))
-        self.passes = _Passes(
+        self.passes = Passes(
             Recipe(scenario, self.spans["tp"], self.spans["cp"], expert=expert, expert_tensor=expert_tensor)
         )
         self.out = Emitter(works)
@@ -145,7 +145,7 @@ class RankList:
         ready: dict[int, list[Unit]] = {}
         for unit in self._reduced(action) if reduce else ():
             ready.setdefault(last(pieces, unit), []).append(unit)
-        moves = _Moves(self.host, action, pieces, self.latest)
+        moves = Moves(self.host, action, pieces, self.latest)
         cuts = {0, len(pieces), *needs, *moves.starts} | {i + 1 for i in leaves | set(ready) | set(moves.stops)}
         apart = None if busy else self.joint
         cuts |= {j for i, piece in enumerate(pieces) if _stands_apart(piece, apart, self.merge) for j in (i, i + 1)}
@@ -169,7 +169,7 @@ class RankList:
     def _is_interrupted(self, action: Action) -> bool:
         """Whether a pass meets others on its way; a tensor-parallel group on one machine marches as one all along."""
         interrupts = self.joint if self.spans["tp"].machines > 1 else self.joint - {"tp"}
-        return any(piece.axis in interrupts for piece in self.passes[action])
+        return bool(interrupts) and any(piece.axis in interrupts for piece in self.passes[action])
 
     def _pair(self, pair: Pair, deps: tuple[int, ...], *, gather: bool, reduce: bool) -> int:
         """One task for a forward and a backward woven into one another; gathers before and reductions behind it.
@@ -408,62 +408,6 @@ class RankList:
 
     def _steps(self, owned: tuple[Unit, ...]) -> tuple[Piece, ...]:
         return tuple(self._optimizer(unit) for unit in owned if unit.trained or unit.axis == "dp")
-
-
-class _Moves:
-    """Where in the pieces of an action activations leave the device or return to it."""
-
-    def __init__(self, host: HostTraffic, action: Action, pieces: tuple[Piece, ...], before: tuple[int, ...]) -> None:
-        self._host, self._action, self._before = host, action, before
-        self._forward = action.kind is ActionKind.FORWARD
-        places = {run: [i for i, piece in enumerate(pieces) if piece.layer in run] for run in host.runs(action)}
-        self.starts = {places[run][0]: run for run in places}
-        self.stops = {places[run][-1]: run for run in places}
-        self._ends: list[int] = []
-
-    def before(self, at: int) -> tuple[int, ...]:
-        """What the piece at ``at`` waits for: in forward room for one more block, in backward its activations."""
-        if at not in self.starts:
-            return ()
-        if self._forward:
-            return self._host.room()
-        ahead = self._host.ahead
-        bound = tuple(self._ends[-1 - ahead :][:1]) if len(self._ends) > ahead else self._before
-        return (self._host.restore(self._action, self.starts[at], bound),)
-
-    def behind(self, last: int, end: int) -> None:
-        """Once the piece at ``last`` has run, as task ``end``."""
-        if last not in self.stops:
-            return
-        if self._forward:
-            self._host.save(self._action, self.stops[last], end)
-        else:
-            self._ends.append(end)
-
-
-class _Passes:
-    """Pieces of an action, made once a stage and kind."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._made: dict[tuple[ActionKind, int], tuple[Piece, ...]] = {}
-
-    def __getitem__(self, action: Action) -> tuple[Piece, ...]:
-        key = (action.kind, action.stage)
-        if key not in self._made:
-            self._made[key] = self._make(action)
-        return self._made[key]
-
-    def _make(self, action: Action) -> tuple[Piece, ...]:
-        match action.kind:
-            case ActionKind.FORWARD:
-                return self._recipe.forward(action.stage)
-            case ActionKind.BACKWARD:
-                return self._recipe.backward(action.stage)
-            case ActionKind.INPUT_GRAD:
-                return self._recipe.backward(action.stage, K.INPUT_GRAD)
-            case ActionKind.WEIGHT_GRAD:
-                return self._recipe.weight_grad(action.stage)
 
 
 def _stands_apart(piece: Piece, axes: frozenset[str] | None, merge: bool) -> bool:

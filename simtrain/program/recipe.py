@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simtrain.program.actions import Action, ActionKind
 from simtrain.program.context import Exchange
 from simtrain.program.lowered import ALONE, Piece, PieceKind, Span
 from simtrain.scenario.model import Part
@@ -131,3 +132,28 @@ class Recipe:
 
     def _collective(self, kind: PieceKind, part: Part, layer: int, *, backward: bool = False) -> Piece:
         return Piece(kind, part, layer, axis="tp", span=self._tensor, backward=backward)
+
+
+class Passes:
+    """Pieces of an action, made once a stage and kind."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._made: dict[tuple[ActionKind, int], tuple[Piece, ...]] = {}
+
+    def __getitem__(self, action: Action) -> tuple[Piece, ...]:
+        key = (action.kind, action.stage)
+        if key not in self._made:
+            self._made[key] = self._make(action)
+        return self._made[key]
+
+    def _make(self, action: Action) -> tuple[Piece, ...]:
+        match action.kind:
+            case ActionKind.FORWARD:
+                return self._recipe.forward(action.stage)
+            case ActionKind.BACKWARD:
+                return self._recipe.backward(action.stage)
+            case ActionKind.INPUT_GRAD:
+                return self._recipe.backward(action.stage, K.INPUT_GRAD)
+            case ActionKind.WEIGHT_GRAD:
+                return self._recipe.weight_grad(action.stage)

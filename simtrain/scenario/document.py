@@ -8,6 +8,7 @@ from typing import Any
 from simtrain.scenario.pipelines import GRID
 from simtrain.scenario.scenario import Recompute, Scenario, Training, Zero
 from simtrain.scenario.schema import NetworkSpec, ScenarioFile
+from simtrain.scenario.tuning import Place
 
 
 def document(built: Scenario, spec: ScenarioFile) -> dict[str, Any]:
@@ -97,10 +98,10 @@ def _tuning(training: Training) -> dict[str, Any]:
 
 
 def _sharding(built: Scenario) -> dict[str, Any]:
-    """The keys of sharding; those of ZeRO-3 and of tensor parallelism only where they mean something."""
+    """The keys of sharding; those of gathered units and of tensor parallelism only where they mean something."""
     parallel, layout = built.parallelism, built.parallelism.layout
     found: dict[str, Any] = {"shard_size": layout.shard or layout.dp}
-    if parallel.zero is Zero.PARAMETERS:
+    if parallel.zero is Zero.PARAMETERS or built.training.offload.parameters is not Place.DEVICE:
         near = layout.secondary * layout.cp
         found |= {
             "reshard_after_forward": near or parallel.reshard_after_forward,

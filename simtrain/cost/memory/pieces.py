@@ -165,13 +165,12 @@ def _backward(scenario: Scenario, z: act.Sizes, piece: Piece) -> _Deltas:
         Memory.LOGITS: act.logits(z) if head else 0.0,
     }
     keeps = {Memory.GRADIENTS: _new_gradient(scenario, piece)}
-    inputs = {
-        Memory.WORKSPACE if _run(scenario, piece.layer) else Memory.ACTIVATIONS: _linear_inputs(scenario, z, piece)
-    }
+    place = Memory.WORKSPACE if _run(scenario, piece.layer) else Memory.ACTIVATIONS
+    later = {place: _linear_inputs(scenario, z, piece)}
     if piece.kind is K.INPUT_GRAD:
-        return outputs, _add(frees, inputs, -1), transient
+        return outputs, _add(frees, later, -1), transient
     if piece.kind is K.WEIGHT_GRAD:
-        return keeps, _add(inputs, outputs), {Memory.WORKSPACE: _gathered(z, piece)}
+        return keeps, _add(later, outputs), {Memory.WORKSPACE: _gathered(z, piece)}
     if head:  # the loss's own tensors are gone before the weight gradient is allocated
         transient[category] = max(0.0, transient[category] - keeps[Memory.GRADIENTS])
     return keeps, frees, _add(outputs, transient)
@@ -181,9 +180,8 @@ def _linear_inputs(scenario: Scenario, z: act.Sizes, piece: Piece) -> float:
     """Bytes of saved tensors that the weight-gradient half reads."""
     if not scenario.trainable_parameters(piece.part, piece.layer):
         return 0.0
-    found = _INPUTS[piece.part](z) + inputs.change(scenario, z, piece.part, piece.layer)
     held = _recomputed(scenario, z, piece) if _run(scenario, piece.layer) else _kept(scenario, z, piece)
-    return min(max(0.0, found), max(0.0, held)) if found != _INPUTS[piece.part](z) else found
+    return min(held, max(0.0, _INPUTS[piece.part](z) + inputs.change(scenario, z, piece.part, piece.layer)))
 
 
 def _new_gradient(scenario: Scenario, piece: Piece) -> float:

@@ -12,12 +12,15 @@ from simtrain.cost.pricing import Pricer
 from simtrain.program.demand import Memory, TimeKind
 from simtrain.program.lowered import Lowered, Piece, PieceKind, Stream
 from simtrain.program.lowering import lower
+from simtrain.scenario.hardware import Machine
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Recompute, Scenario, Zero
+from simtrain.scenario.tuning import Lora, Offload, Place, Trainable
 from simtrain.simulate import simulate
 from tests.factories import GPT, TORCH, scenario
 
 K = PieceKind
+HOST = Machine("host", "A100-SXM4-80GB", 8, "NVLink3", "InfiniBand-HDR", 8, 64, 1e12)
 
 
 def fsdp(**changes: Any) -> Any:
@@ -230,3 +233,43 @@ def test_dualpipe_hides_the_journeys_of_tokens() -> None:
 def price_pieces(made: Scenario, run: tuple[Piece, ...]) -> tuple[tuple[TimeKind, float], ...]:
     """Seconds by kind of a pass that runs alone."""
     return Pricer(made).price(run).split
+
+
+def test_hybrid_sharding_reduces_adapters_alone_and_hands_them_to_the_host() -> None:
+    """The shard of the adapters' gradients leaves once it is reduced between the groups; frozen weights send none."""
+    lora = Trainable(lora=Lora(8, 16.0, ("q", "v")))
+    made = fsdp(dp=8, shard=4, trainable=lora, offload=Offload(Place.CPU), cp=1)
+    made = replace(made, cluster=replace(made.cluster, host=HOST))
+    trained = sum(made.trainable_parameters(*part) for part in made.parts(0))
+    lowered = lower(made)
+    tasks = lowered.lists[lowered.ranks[0].tasks].tasks
+    pieces = [lowered.works[task.work].pieces[0] for task in tasks]
+    count: Counter[tuple[str, PieceKind]] = Counter()
+    for piece in pieces:
+        if piece.part is Part.GRADIENT:
+            count[piece.axis, piece.kind] += piece.elements
+    assert count == {
+        ("shard", K.REDUCE_SCATTER): trained,
+        ("replica", K.ALL_REDUCE): trained / 4,
+        ("dp", K.TO_HOST): trained / 4,
+    }
+    for task, piece in zip(tasks, pieces, strict=True):
+        if piece.kind is K.TO_HOST:
+            assert [pieces[dep].axis for dep in task.deps] == ["replica"]
+    assert sum(piece.elements for piece in pieces if piece.kind is K.HOST_OPTIMIZER) == trained / 4
+
+
+def test_frozen_blocks_are_freed_behind_their_forward() -> None:
+    """Nothing before the third block is trained, so the first two and the embedding have no backward to wait for."""
+    made = fsdp(
+        reshard_after_forward=False, wrap_ends=True, trainable=Trainable(frozen=("embedding",), frozen_blocks=2)
+    )
+    tasks = lower(made).lists[0].tasks
+    works = lower(made).works
+    freed = [
+        (piece.layer, piece.kind, piece.releases)
+        for task in tasks
+        for piece in works[task.work].pieces
+        if piece.releases and piece.layer < 2 and piece.part is not Part.HEAD
+    ]
+    assert [(layer, kind) for layer, kind, _ in freed] == [(-1, K.FORWARD), (0, K.FORWARD), (1, K.FORWARD)]

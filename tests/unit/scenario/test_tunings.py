@@ -71,6 +71,26 @@ def refused(tmp_path: Path, *overrides: str) -> str:
         (("training.offload=optimizer", "parallelism.zero=0"), "training.offload", "choose parallelism.zero 1, 2 or 3"),
         (("training.offload=optimizer", "training.optimizer=muon"), "training.offload", "no host version of muon"),
         (
+            ("training.offload=activations", "parallelism.pp=2", "parallelism.schedule=dualpipe"),
+            "training.offload",
+            "schedule dualpipe weaves a forward into a backward on the device alone",
+        ),
+        (
+            (
+                "training.offload=optimizer",
+                "training.global_batch=16",
+                "parallelism.shard_size=4",
+                "parallelism.replica_sync_every_microbatch=false",
+            ),
+            "training.offload",
+            "cannot wait there for the reduction between shard groups",
+        ),
+        (
+            ("training.trainable={qlora: {}}", "parallelism.gather_dtype=int8"),
+            "parallelism.gather_dtype",
+            "parameters are gathered as they are stored, nf4-double",
+        ),
+        (
             ("training.optimizer={name: adamw, in_backward: true}", "training.global_batch=16"),
             "training.optimizer",
             "gradients cannot accumulate over 2 microbatches",
