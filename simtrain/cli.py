@@ -85,9 +85,9 @@ def main() -> None:
         sys.stdout.flush()
     except OSError as error:  # nothing more can be said there, not even at interpreter exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # a reader that has gone (| head) is no failure
-            _say(f"simtrain: standard output: {error.strerror}")
-            code = code or 1
+        if not code and not isinstance(error, BrokenPipeError):  # a reader that has gone (| head) is no failure
+            _say(f"simtrain: output: {error.strerror}")
+            code = 1
     sys.exit(code)
 
 

@@ -227,7 +227,17 @@ class _Resolver:
         if layout is None or blocks is None or model is None:
             return None
         split_by = name if splits else ""
-        shards = sharding.resolve(spec, layout, zero, split_by=split_by, stack=stack, fill=self._or, problems=problems)
+        offload = self.spec.training.offload
+        shards = sharding.resolve(
+            spec,
+            layout,
+            zero,
+            gathers=zero == 3 or bool(offload and offload.parameters not in (None, "device")),
+            split_by=split_by,
+            stack=stack,
+            fill=self._or,
+            problems=problems,
+        )
         how, inner = ContextKind.P2P, 1
         if layout.cp > 1:
             how = self._or(

@@ -44,6 +44,7 @@ def resolve(
     layout: Layout,
     zero: int,
     *,
+    gathers: bool,
     split_by: str,
     stack: Stack | None,
     fill: Default,
@@ -55,6 +56,8 @@ def resolve(
     ----------
     spec, layout, zero, stack
         The section, the degrees, the ZeRO stage, the software.
+    gathers
+        Parameters are gathered unit by unit: ZeRO-3, or parameters that live outside the device.
     split_by
         The schedule, if it splits the backward in two halves; else empty.
     fill
@@ -66,18 +69,18 @@ def resolve(
     shard = fill(spec.shard_size, KEY + "shard_size", layout.dp)
     hybrid = shard < layout.dp and layout.dp % shard == 0
     flat = layout.pp == 1
-    if zero < 3:
+    if not gathers:
         return Sharding(replace(layout, shard=shard if hybrid else 0), _fields(spec, layout, hybrid, stack, fill))
     after = fill(spec.reshard_after_forward, KEY + "reshard_after_forward", flat and not split_by)
     reshards = after is not False and (isinstance(after, bool) or after > 1)
-    if reshards and split_by:
+    if zero == 3 and reshards and split_by:
         problems.add(
             KEY + "reshard_after_forward",
             f"{split_by} splits the backward, and FSDP2 then computes wrong updates with resharding (torch 2.13,"
             " silently); set it to false",
         )
     shards = shard * layout.cp
-    near = 0 if isinstance(after, bool) or after in (1, shards) else after // layout.cp
+    near = 0 if zero < 3 or isinstance(after, bool) or after in (1, shards) else after // layout.cp
     if not isinstance(after, bool) and after > 1 and (shards % after or after % layout.cp):
         what = f"{shard} x cp {layout.cp} = {shards}" if layout.cp > 1 else str(shards)
         problems.add(
