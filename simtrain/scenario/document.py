@@ -98,28 +98,26 @@ def _tuning(training: Training) -> dict[str, Any]:
 
 
 def _sharding(built: Scenario) -> dict[str, Any]:
-    """The keys of sharding; those of gathered units and of tensor parallelism only where they mean something."""
+    """The keys of sharding, where they were chosen or mean something: gathered units, hybrids, tensor parallelism."""
     parallel, layout = built.parallelism, built.parallelism.layout
+    gathers = parallel.zero is Zero.PARAMETERS or built.training.offload.parameters is not Place.DEVICE
+    units = ("reshard_after_backward", "reshard_root", "wrap_blocks", "wrap_ends")
+    matters = {
+        "reshard_after_forward": gathers,
+        **dict.fromkeys(units, gathers),
+        "replica_sync_every_microbatch": built.is_hybrid,
+        "vocab_parallel_loss": layout.tp > 1,
+        "tp_overlap": parallel.sequence_parallel,
+    }
     found: dict[str, Any] = {"shard_size": layout.shard or layout.dp}
-    if parallel.zero is Zero.PARAMETERS or built.training.offload.parameters is not Place.DEVICE:
-        near = layout.secondary * layout.cp
-        found |= {
-            "reshard_after_forward": near or parallel.reshard_after_forward,
-            "reshard_after_backward": parallel.reshard_after_backward,
-            "reshard_root": parallel.reshard_root,
-            "wrap_blocks": parallel.wrap_blocks,
-            "wrap_ends": parallel.wrap_ends,
-        }
-    if built.is_hybrid:
-        found["replica_sync_every_microbatch"] = parallel.replica_sync_every_microbatch
-    found |= {"prefetch": parallel.prefetch, "backward_prefetch": parallel.backward_prefetch}
+    found |= {
+        key: getattr(parallel, key) for key in matters if matters[key] or f"parallelism.{key}" not in built.defaults
+    }
+    if layout.secondary:
+        found["reshard_after_forward"] = layout.secondary * layout.cp
     formats = {"gather_dtype": parallel.gather_dtype, "reduce_dtype": parallel.reduce_dtype}
     found |= {key: held.value for key, held in formats.items() if held}
-    if layout.tp > 1:
-        found |= {"vocab_parallel_loss": parallel.vocab_parallel_loss}
-        if parallel.sequence_parallel:
-            found["tp_overlap"] = parallel.tp_overlap
-    return found
+    return found | {"prefetch": parallel.prefetch, "backward_prefetch": parallel.backward_prefetch}
 
 
 def _network(spec: NetworkSpec | None) -> Any:

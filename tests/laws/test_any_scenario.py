@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simtrain.cost.flops import model_flops, peak
 from simtrain.errors import InputError
 from simtrain.scenario.files import from_mapping
+from simtrain.scenario.pipelines import RULES
 from simtrain.scenario.tables import load_tables
 from simtrain.simulate import simulate
 
@@ -136,6 +137,46 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@st.composite
+def features(draw: st.DrawFn) -> dict[str, Any]:
+    """The same with schedules, sharding, fp8, adapters, frozen parts and offloading, mixed at will."""
+    made = draw(documents())
+    parallelism, training = made["parallelism"], made["training"]
+    pp, dp = parallelism["pp"], parallelism["dp"] if isinstance(parallelism["dp"], int) else 1
+    made["stack"] = draw(st.sampled_from(["torchtitan-2024", "torchtitan-2024", made["stack"]]))
+    if pp > 1:
+        able = [name for name, rule in RULES.items() if parallelism["virtual_stages"] in rule.virtual]
+        parallelism["schedule"] = draw(st.sampled_from(able))
+        training["accumulation"] = 2 * pp * draw(st.integers(1, 2))
+        parallelism["post_validation"] = draw(auto(st.booleans()))
+        parallelism["reshard_after_forward"] = None
+    divisors = [one for one in range(2, dp + 1) if dp % one == 0]
+    if divisors and parallelism["zero"] != 0:
+        parallelism["shard_size"] = draw(auto(st.sampled_from(divisors)))
+    for key in ("reshard_after_backward", "reshard_root", "wrap_ends", "replica_sync_every_microbatch"):
+        parallelism[key] = draw(auto(st.booleans()))
+    parallelism |= {
+        "wrap_blocks": draw(auto(st.integers(1, 3))),
+        "backward_prefetch": draw(auto(st.integers(0, 3))),
+        "reduce_dtype": draw(st.none() | st.sampled_from(["fp32", "bf16", "int8", "int4"])),
+        "gather_dtype": None if parallelism["zero"] == 0 else draw(st.none() | st.just("int8")),
+    }
+    if draw(st.booleans()):
+        made["cluster"] |= {"accelerator": "H100-SXM5-80GB", "network": "ib_ndr"}
+        training |= {"precision": draw(st.sampled_from(["fp8", "bf16"])), "attention": None}
+    lora = st.fixed_dictionaries({"rank": st.integers(1, 64), "base": st.sampled_from(["bf16", "nf4"])})
+    frozen = st.sampled_from([{"frozen": ["attention"]}, {"frozen": ["embedding", "head"], "frozen_blocks": 1}])
+    training["trainable"] = draw(st.none() | st.builds(lambda one: {"lora": one}, lora) | frozen)
+    places = st.sampled_from([None, "cpu"])
+    training["offload"] = draw(
+        st.none() | st.fixed_dictionaries({"optimizer": places, "activations": places, "overlap": auto(st.booleans())})
+    )
+    if training["offload"] and training["offload"]["optimizer"]:
+        training["offload"]["parameters"] = draw(places)
+        training["optimizer"] = None
+    return made
+
+
 def figures(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
     """Every number of a summary with its path."""
     if isinstance(found, dict | list):
@@ -145,8 +186,8 @@ def figures(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, float(found)
 
 
-@given(documents())
-@settings(max_examples=150)
+@given(documents() | features())
+@settings(max_examples=300)
 def test_any_scenario_is_refused_or_gives_figures_that_can_be(document: dict[str, Any]) -> None:
     try:
         made = from_mapping(document)
