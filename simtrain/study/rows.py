@@ -5,8 +5,9 @@ measured, source``) and a memory case (``peak_memory, peak_unit, peak_metric, ou
 training``). Keys that are not known are counted and left alone. Null is unknown and takes the documented default:
 
 tp, pp, cp, ep 1; dp the devices that are left; etp 1 where it cannot be tp; vocab 50,257 (gpt), 32,000 (llama); heads
-of 128 (96, 64, 32 where tp asks for more); sharding words (FSDP, full shard) mean ZeRO-3, else no ZeRO; accumulation 1,
-with a pipeline two rounds of microbatches; recompute none; everything else as a scenario file without the key.
+of 128 (96, 64, 32 where tp asks for more); sharding words (FSDP, full shard) mean ZeRO-3, a distributed optimizer (as
+Megatron calls it) ZeRO-1, else no ZeRO; accumulation 1, with a pipeline two rounds of microbatches; recompute none;
+everything else as a scenario file without the key.
 """
 
 from __future__ import annotations
@@ -290,7 +291,9 @@ class _Reader:
             sharded = re.search(
                 r"fsdp|full[ _]shard|zero-?3", f"{said.get('sharding')} {said.get('framework')}".lower()
             )
-            zero = self._or(None, "parallelism.zero", 3 if sharded and self._dp() > 1 else None)
+            distributed = re.search(r"distributed", str(said.get("optimizer")).lower())
+            stage = 3 if sharded else 1 if distributed else None  # Megatron's distributed optimizer is ZeRO-1
+            zero = self._or(None, "parallelism.zero", stage if self._dp() > 1 else None)
         label = re.search(r"schedule (?:label )?([\w-]+)", self._notes)
         schedule = words.find(words.SCHEDULES, label[1] if label else said.get("pipeline_schedule"))
         virtual = said.get("vpp") or 1

@@ -62,6 +62,13 @@ def test_memory_case() -> None:
     assert "training.accumulation" in found.defaults
 
 
+def test_a_distributed_optimizer_is_zero_1() -> None:
+    plain = changed(CASE, training={"sharding": None, "framework": "Megatron-Core", "optimizer": "adam"})
+    assert "zero" not in read(plain).scenario["parallelism"]
+    sharded = changed(CASE, training={"sharding": None, "framework": "Megatron-Core", "optimizer": "distributed adam"})
+    assert read(sharded).scenario["parallelism"]["zero"] == 1
+
+
 @pytest.mark.parametrize(
     ("metric", "kind"),
     [
