@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +12,9 @@ from simtrain.program.demand import TimeKind
 from simtrain.program.lowered import Piece, PieceKind, Span
 from simtrain.program.lowering import lower
 from simtrain.program.recipe import Recipe
-from simtrain.scenario.files import load
 from simtrain.scenario.hardware import Precision
 from simtrain.scenario.model import BlockKind, Family, Part
 from simtrain.scenario.scenario import Attention, Scenario, Zero
-from simtrain.scenario.tables import shipped
 from tests.factories import GPT, MEGATRON, TORCH, scenario
 
 INSIDE = Span(8, 1, 8)
@@ -179,19 +176,6 @@ def test_merged_works_cost_the_sum_of_their_pieces() -> None:
         assert demand.duration == pytest.approx(sum(part.duration for part in parts), rel=1e-12)
         assert demand.duration == pytest.approx(sum(span for _, span in demand.split), rel=1e-12)
         assert demand.flops == sum(part.flops for part in parts)
-
-
-def test_gpt3_on_a_thousand_gpus_prices_in_milliseconds() -> None:
-    held = load(shipped("scenarios/llm/gpt3-175b-1024xa100.yaml"))
-    lowered = lower(held)
-    best = min(_timed(lambda: price(lowered, held)) for _ in range(3))
-    assert best < 0.1  # 0.015 on a quiet core
-
-
-def _timed(work: Any) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 @pytest.mark.parametrize("overlap", [True, False])
