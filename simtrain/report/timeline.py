@@ -32,6 +32,8 @@ MOST_ROWS = 128
 """More simulated ranks than this are thinned out evenly."""
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 14.0, 1.75, 0.2, 0.78, 0.55
 """Inches: the figure's width and its margins."""
+_LEGEND_LETTERS = 160
+"""Letters of a legend, with 5 for the patch of an entry, that fit in one row of the figure; more take two."""
 _SMALLEST = 4.5
 """Points: no text is smaller."""
 _VISIBLE = 5e-4
@@ -331,11 +333,12 @@ def _legend(figure: Figure, used: set[Band], height: float) -> None:
 
     handles = [Patch(color=BAND_COLOUR[band], label=band.value) for band in BANDS if band in used]
     handles.append(Patch(color=IDLE, label="waiting"))
+    wide = sum(len(str(handle.get_label())) + 5 for handle in handles)
     legend = figure.legend(
         handles=handles,
         loc="upper left",
         bbox_to_anchor=(_LEFT / _WIDTH, 1 - 0.4 / height),
-        ncols=len(handles),
+        ncols=-(-len(handles) // (1 if wide <= _LEGEND_LETTERS else 2)),
         frameon=False,
         fontsize=8.5,
         labelcolor=INK,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from simtrain.program.lowered import PieceKind, Stream, TaskList
 from simtrain.report.figures import png, svg
 from simtrain.report.memory_curve import memory_curve
 from simtrain.report.palette import BAND_COLOUR, IDLE, Band
-from simtrain.report.timeline import MOST_ROWS, rank_labels, timeline
+from simtrain.report.timeline import MOST_ROWS, _legend, rank_labels, timeline
 from simtrain.report.waterfall import time_waterfall
 from simtrain.trace.memory import profile
 from simtrain.trace.metrics import time_split
@@ -221,3 +222,14 @@ def test_box_of_a_split_backward_has_its_own_colour():
     )
     figure = timeline(replace(one, lowered=replace(one.lowered, works=works)))
     assert area(figure, BAND_COLOUR[Band.WEIGHT_GRAD]) / 0.86 == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("entries", range(1, len(Band) + 1))
+def test_legend_of_any_kinds_stays_in_the_picture(entries):
+    figure = Figure(figsize=(14.0, 5.0))
+    longest = sorted(Band, key=lambda band: len(band.value), reverse=True)[:entries]
+    _legend(figure, set(longest), 5.0)
+    FigureCanvasAgg(figure).draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x1 <= figure.bbox.x1
+    assert box.y0 >= figure.bbox.y1 - 0.8 * figure.dpi, "the boxes begin 0.78 inches below the top"
