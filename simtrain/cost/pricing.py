@@ -10,7 +10,7 @@ from simtrain.cost import attention, collectives, experts, layers, newton_schulz
 from simtrain.cost.collectives import Transfer
 from simtrain.cost.compute import Constants, Device
 from simtrain.cost.layers import Pass, Shapes
-from simtrain.cost.memory import fold_pieces, states
+from simtrain.cost.memory import fold_pieces
 from simtrain.cost.ops import MatMul, Op, launches
 from simtrain.program.demand import EXPOSED_COMMUNICATION, Demand, TimeKind
 from simtrain.program.lowered import Lowered, Piece, PieceKind, Span
@@ -271,8 +271,7 @@ class Pricer:
         if piece.part is Part.GRADIENT:
             return wire.reduce_bytes(scenario) * piece.elements, piece.calls
         if piece.part is Part.PARAMETER:
-            said = scenario.parallelism.gather_dtype
-            each = said.bytes if said else states.gathered_bytes(scenario, piece.layer, copies_axis(piece.axis))
+            each = wire.gather_bytes(scenario, piece.layer, copies_axis(piece.axis))
             return each * piece.elements, piece.calls
         if piece.axis == "cp":
             return c.e * piece.elements, 1

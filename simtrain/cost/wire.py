@@ -8,16 +8,16 @@ between machines); each is quantised and dequantised in one fused pass at either
 from __future__ import annotations
 
 from simtrain.cost.compute import Device
-from simtrain.cost.memory.activations import element_bytes
+from simtrain.cost.memory import states
 from simtrain.cost.ops import MatMul
 from simtrain.scenario.model import Part
 from simtrain.scenario.scenario import Scenario, WireType
 
 
-def gather_bytes(scenario: Scenario) -> float:
-    """Bytes a parameter element on the wire."""
+def gather_bytes(scenario: Scenario, layer: int, axis: str) -> float:
+    """Bytes a parameter element of a block's unit on the wire; ``axis`` is that over which its copies lie."""
     said = scenario.parallelism.gather_dtype
-    return said.bytes if said else element_bytes(scenario.training.precision)
+    return said.bytes if said else states.gathered_bytes(scenario, layer, axis)
 
 
 def reduce_bytes(scenario: Scenario) -> float:

@@ -31,7 +31,6 @@ class HostTraffic:
         self.scenario, self.out = scenario, out
         self.steps = offload.optimizer is not Place.DEVICE
         self.fetches = offload.parameters is not Place.DEVICE
-        self.saves = offload.activations is not Place.DEVICE
         self.ahead = scenario.parallelism.prefetch if offload.overlap else 0
         self._saved: dict[tuple[int, int, Run], int] = {}
         """(stage, microbatch, run) -> the task that moved it out."""

@@ -25,7 +25,6 @@ _STYLE: dict[str, dict[str, Any]] = {
 Jiang 2024)."""
 _REQUIRED = ("family", "layers", "hidden", "heads", "vocab")
 _SIZES = tuple(key for key in ModelSpec.model_fields if key not in ("preset", "config", "op_table"))
-MODEL_FIELDS = _SIZES
 """Keys of a fully written ``model:`` section, the fields of ``Model``."""
 
 

@@ -161,8 +161,6 @@ class Stack:
     """Gradient bucket, byte."""
     host_seconds_per_op: float
     """Host time a launched kernel, s; 0 where the host never limits (compiled whole-graph)."""
-    tp_grad_full_recompute: bool = True
-    """Full recomputation repeats the forward's tensor-parallel collectives (Megatron)."""
     runtime_bytes: float = 0.0
     """CUDA context and libraries a device, byte; NCCL's communicators come on top (``memory.states``)."""
     reserve_fraction: float = 0.0

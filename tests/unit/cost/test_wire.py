@@ -76,9 +76,9 @@ def test_without_a_parallel_loss_logits_travel_and_lie_whole() -> None:
 
 def test_quantised_bytes_and_the_passes_they_cost() -> None:
     made = scenario(stack=TORCH, dp=8, zero=Zero.PARAMETERS, gather_dtype=WireType.INT8, reduce_dtype=WireType.INT4)
-    assert (wire.gather_bytes(made), wire.reduce_bytes(made)) == (1.0, 0.5)
+    assert (wire.gather_bytes(made, 0, "dp"), wire.reduce_bytes(made)) == (1.0, 0.5)
     assert wire.quantisation_bytes(made, Part.PARAMETER, 8.0, 2.0, 8) == (2 + 1) * 8 * (1 + 1 / 8)
     assert wire.quantisation_bytes(made, Part.GRADIENT, 8.0, 2.0, 8) == 2 * (2 + 0.5) * 8
     plain = scenario(stack=TORCH, dp=8, zero=Zero.PARAMETERS)
-    assert (wire.gather_bytes(plain), wire.reduce_bytes(plain)) == (2.0, 4.0)
+    assert (wire.gather_bytes(plain, 0, "dp"), wire.reduce_bytes(plain)) == (2.0, 4.0)
     assert wire.quantisation_bytes(plain, Part.GRADIENT, 8.0, 2.0, 8) == 0.0
